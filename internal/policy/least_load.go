@@ -26,10 +26,10 @@ func (leastLoadChoice) Reason() string { return "load" }
 
 func (leastLoadChoice) Choose(c *worker.Candidates) *worker.Worker {
 	best := c.At(0)
-	load, turn := best.Claimed(), best.Turn()
+	load, turn := best.Chosen(), best.Turn()
 	for i := 1; i < c.Len(); i++ {
 		w := c.At(i)
-		if l := w.Claimed(); l < load || l == load && w.Turn() < turn {
+		if l := w.Chosen(); l < load || l == load && w.Turn() < turn {
 			best, load, turn = w, l, w.Turn()
 		}
 	}

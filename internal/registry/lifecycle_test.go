@@ -131,7 +131,7 @@ func (p byLoad) Prepare(r *policy.Request, snap *worker.Snapshot) policy.Choice 
 func (byLoadChoice) Choose(c *worker.Candidates) *worker.Worker {
 	best := c.At(0)
 	for i := range c.Len() {
-		if c.At(i).Claimed() < best.Claimed() {
+		if c.At(i).Chosen() < best.Chosen() {
 			best = c.At(i)
 		}
 	}
@@ -383,7 +383,7 @@ func (s *stage) state(roles []worker.Role) {
 			s.Log("%v %s", role, describe(w))
 		}
 		for _, w := range s.all {
-			if w.ID().Role == role && w.Departed() && w.Claimed() != 0 {
+			if w.ID().Role == role && w.Departed() && w.Chosen() != 0 {
 				s.Log("%v %s (departed)", role, describe(w))
 			}
 		}
@@ -395,7 +395,7 @@ func describe(w *worker.Worker) string {
 	if w.Holds() != 0 {
 		text += fmt.Sprintf(" holds=%d", w.Holds())
 	}
-	if work := w.ClaimedWork(); work != (worker.Work{}) {
+	if work := w.ChosenWork(); work != (worker.Work{}) {
 		text += fmt.Sprintf(" waiting=%d held=%d", work.Waiting, work.Held)
 	}
 	if e := w.Endpoint(); e != (worker.Endpoint{}) {
@@ -418,7 +418,7 @@ func (s *stage) finish(t *testing.T) {
 		}
 	}
 	for _, w := range s.all {
-		if w.Claimed() != 0 || w.ClaimedWork() != (worker.Work{}) {
+		if w.Chosen() != 0 || w.ChosenWork() != (worker.Work{}) {
 			t.Errorf("%s ends with %s", w.ID(), describe(w))
 		}
 	}

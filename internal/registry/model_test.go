@@ -312,7 +312,7 @@ func (h *history) checkLoads() error {
 		if w.Load() != leases[w] || w.Holds() != holds[w] {
 			return fmt.Errorf("%v %s: load %d, holds %d, want %d and %d", id.Role, id, w.Load(), w.Holds(), leases[w], holds[w])
 		}
-		if held := w.ClaimedWork().Held; held != 5*(leases[w]+holds[w]) {
+		if held := w.ChosenWork().Held; held != 5*(leases[w]+holds[w]) {
 			return fmt.Errorf("%v %s: held %d tokens with %d leases and holds", id.Role, id, held, leases[w]+holds[w])
 		}
 	}
@@ -451,9 +451,9 @@ func checkPick(t *failure, h *history, m *model, o op, grants []worker.Grant, er
 			t.Fatalf("%v %s chosen, which is no candidate", role, w.ID())
 		}
 		for _, c := range candidates {
-			before := w.Claimed() - 1
-			if c != w && c.Claimed() < before {
-				t.Fatalf("%v %s chosen with load %d before %s with %d", role, w.ID(), before, c.ID(), c.Claimed())
+			before := w.Chosen() - 1
+			if c != w && c.Chosen() < before {
+				t.Fatalf("%v %s chosen with load %d before %s with %d", role, w.ID(), before, c.ID(), c.Chosen())
 			}
 		}
 	}

@@ -121,16 +121,16 @@ func (w *Worker) Load() int64 { return w.load.count.Load() }
 // Holds returns the number of holds neither started nor dropped.
 func (w *Worker) Holds() int64 { return w.promised.count.Load() }
 
-// Claimed returns leases and holds together: what a choice compares.
-func (w *Worker) Claimed() int64 { return w.Load() + w.Holds() }
+// Chosen returns leases and holds together: what a choice compares.
+func (w *Worker) Chosen() int64 { return w.Load() + w.Holds() }
 
 // Work returns the tokens of the leases; holds are not in it.
 func (w *Worker) Work() Work {
 	return Work{Waiting: w.load.waiting.Load(), Held: w.load.held.Load()}
 }
 
-// ClaimedWork returns the tokens of leases and holds together.
-func (w *Worker) ClaimedWork() Work {
+// ChosenWork returns the tokens of leases and holds together.
+func (w *Worker) ChosenWork() Work {
 	work := w.Work()
 	work.Waiting += w.promised.waiting.Load()
 	work.Held += w.promised.held.Load()

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/oklog/run"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/baton-llm/baton/internal/admin"
+	"github.com/baton-llm/baton/internal/discovery/api"
+	"github.com/baton-llm/baton/internal/discovery/static"
+	"github.com/baton-llm/baton/internal/dispatch"
+	"github.com/baton-llm/baton/internal/exchange"
+	"github.com/baton-llm/baton/internal/exchange/nethttp"
+	"github.com/baton-llm/baton/internal/health"
+	"github.com/baton-llm/baton/internal/pd"
+	"github.com/baton-llm/baton/internal/policy"
+	"github.com/baton-llm/baton/internal/registry"
+	"github.com/baton-llm/baton/internal/server"
+	"github.com/baton-llm/baton/internal/worker"
+)
+
+// config is everything a router is made of.
+type config struct {
+	public, admin, metrics string // host:port of the listeners; "" for none
+	adminOnPublic          bool
+
+	workers  static.Config
+	policies map[worker.Role]string
+	validity time.Duration // of a NIXL hand-off
+
+	server   server.Config
+	dispatch dispatch.Config
+	health   health.Config
+	carrier  nethttp.Config
+
+	drainDelay, drainTimeout time.Duration
+}
+
+func defaultConfig() config {
+	return config{
+		policies: map[worker.Role]string{worker.Regular: "least_load", worker.Prefill: "least_load", worker.Decode: "least_load"},
+		validity: pd.NIXLValidity,
+		server:   server.Default(),
+		dispatch: dispatch.Default(),
+		health:   health.Default(),
+	}
+}
+
+// router is a router with its listeners open and nothing running yet.
+type router struct {
+	cfg        config
+	log        *slog.Logger
+	registry   *registry.Registry
+	pools      map[worker.Role]*worker.Pool
+	health     *health.Checker
+	membership *membershipLog
+	dispatcher *dispatch.Dispatcher
+	server     *server.Server
+	status     *server.Status
+	public     *http.Server
+	listener   net.Listener
+	others     []listening // admin and metrics
+}
+
+type listening struct {
+	name     string
+	server   *http.Server
+	listener net.Listener
+}
+
+// newRouter wires a router and opens its listeners. On error nothing stays open.
+func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, error) {
+	r := &router{cfg: cfg, log: log, registry: registry.New(), pools: make(map[worker.Role]*worker.Pool)}
+	if err := static.Register(cfg.workers, r.registry); err != nil {
+		return nil, usageError{err}
+	}
+	policies := make(map[worker.Role]policy.Policy)
+	for role, name := range cfg.policies {
+		p, err := policy.New(name)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		policies[role] = p
+	}
+	dialects := []pd.Dialect{pd.NewNIXL(cfg.validity)}
+	r.health = health.New(cfg.health, health.Deps{Renewer: r.registry, Dial: cfg.carrier.Dial, Logger: log})
+	r.dispatcher = dispatch.New(cfg.dispatch, dispatch.Deps{
+		Pools: r.pools, Policies: policies, Dialects: dialects, Health: r.health, Logger: log,
+		NewCarrier: func(base string) (exchange.Carrier, error) { return nethttp.New(base, cfg.carrier) },
+	})
+	r.membership = newMembershipLog(log)
+	observers := []worker.Observer{r.membership, r.dispatcher, r.health}
+	var names []string
+	for _, d := range dialects {
+		names = append(names, d.Spec().Name)
+		if o, ok := d.(worker.Observer); ok {
+			observers = append(observers, o)
+		}
+	}
+	for _, role := range worker.Roles() {
+		r.pools[role] = worker.NewPool(worker.PoolConfig{
+			Role: role, Lister: r.registry, Observers: observers, Initial: worker.Pending, Dialects: names,
+		})
+	}
+	metrics := prometheus.NewRegistry()
+	r.status = &server.Status{Pools: r.pools, Health: r.health}
+	r.server = server.New(cfg.server, server.Deps{Dispatcher: r.dispatcher, Status: r.status, Logger: log, Registerer: metrics})
+	for _, c := range []prometheus.Collector{
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		admin.Collector{Pools: r.pools, Dispatcher: r.dispatcher},
+	} {
+		if err := metrics.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.listen(ctx, metrics); err != nil {
+		r.close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// listen opens the listeners.
+func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error {
+	adminMux := http.NewServeMux()
+	for _, mux := range []*http.ServeMux{adminMux, r.server.Mux()} {
+		if mux == adminMux || r.cfg.adminOnPublic {
+			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health}).Mount(mux)
+			(&api.API{Registry: r.registry, Dialect: r.cfg.workers.Dialect}).Mount(mux)
+		}
+	}
+	metricsHandler := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})
+	adminMux.Handle("GET /metrics", metricsHandler)
+	metricsMux := http.NewServeMux()
+	metricsMux.Handle("GET /metrics", metricsHandler)
+
+	var err error
+	if r.listener, err = open(ctx, "--host, --port", r.cfg.public); err != nil {
+		return err
+	}
+	r.public = httpServer(r.server, r.log)
+	for _, l := range []struct {
+		flag, addr string
+		handler    http.Handler
+	}{
+		{"--admin-host, --admin-port", r.cfg.admin, http.NewCrossOriginProtection().Handler(adminMux)},
+		{"--prometheus-host, --prometheus-port", r.cfg.metrics, metricsMux},
+	} {
+		if l.addr == "" {
+			continue
+		}
+		listener, err := open(ctx, l.flag, l.addr)
+		if err != nil {
+			return err
+		}
+		r.others = append(r.others, listening{l.flag, httpServer(l.handler, r.log), listener})
+	}
+	return nil
+}
+
+func open(ctx context.Context, flag, addr string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	return l, nil
+}
+
+func httpServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       120 * time.Second,
+		MaxHeaderBytes:    1 << 20,
+		ErrorLog:          slog.NewLogLogger(log.With("component", "http").Handler(), slog.LevelDebug),
+		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){},
+	}
+}
+
+func (r *router) close() {
+	if r.listener != nil {
+		_ = r.listener.Close() // nothing was served
+	}
+	for _, o := range r.others {
+		_ = o.listener.Close() // nothing was served
+	}
+}
+
+// addr is the address clients use.
+func (r *router) addr() string { return r.listener.Addr().String() }
+
+// errDrainTimeout is the end of a drain that did not finish in time.
+var errDrainTimeout = errors.New("requests were cut off by --drain-timeout")
+
+// run serves until ctx is done, then drains: it says that it is not ready,
+// waits for load balancers to see that, stops listening, and waits for the
+// requests to finish. Actors end in the order in which they are added.
+func (r *router) run(ctx context.Context, drainDelay func() time.Duration) error {
+	var group run.Group
+	stop, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+
+	// The public server ends first and takes its time; only then the rest.
+	serveEnd := make(chan error, 1)
+	group.Add(func() error {
+		go func() { serveEnd <- r.public.Serve(r.listener) }()
+		select {
+		case err := <-serveEnd:
+			return err
+		case <-ctx.Done():
+			return r.drain(drainDelay())
+		case <-stop.Done():
+			return nil
+		}
+	}, func(error) { cancel(); _ = r.public.Close() })
+	for _, o := range r.others {
+		group.Add(func() error { return o.server.Serve(o.listener) }, func(error) { _ = o.server.Close() })
+	}
+	r.add(&group, r.health.Run)
+	r.add(&group, r.membership.Run)
+	r.add(&group, func(ctx context.Context) error { r.registry.Watch(ctx, r.reconcile); return nil })
+	err := group.Run()
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return err
+}
+
+// add adds an actor that runs until its context is done.
+func (r *router) add(group *run.Group, actor func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	group.Add(func() error { return actor(ctx) }, func(error) { cancel() })
+}
+
+func (r *router) reconcile() {
+	for _, role := range worker.Roles() {
+		r.pools[role].Reconcile()
+	}
+}
+
+func (r *router) drain(delay time.Duration) error {
+	r.status.Drain()
+	r.log.Info("draining", "delay", delay, "timeout", r.cfg.drainTimeout, "active", r.server.Active())
+	time.Sleep(delay)
+	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.drainTimeout)
+	defer cancel()
+	err := r.public.Shutdown(ctx)
+	if err == nil {
+		err = r.dispatcher.Wait(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %d active", errDrainTimeout, r.server.Active())
+	}
+	r.log.Info("drained")
+	return nil
+}

@@ -1,0 +1,209 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/baton-llm/baton/internal/exchange"
+	"github.com/baton-llm/baton/internal/pd"
+	"github.com/baton-llm/baton/internal/worker"
+)
+
+// leg is one exchange with one worker, under the lease it owns. Its owner must
+// call close, which ends the exchange, closes its connection unless the answer
+// was read to its end, and then releases the lease. A leg is used from one
+// goroutine; cancel may come from any.
+type leg struct {
+	r      *run
+	lease  *worker.Lease
+	ctx    context.Context //nolint:containedctx // the exchange's own
+	cancel context.CancelCauseFunc
+	stop   func() bool // ends the tie to the client; nil if there is none
+	timer  *time.Timer
+	start  time.Time
+	read   bool // a byte of the body was read
+	ended  bool // the body was read to its end, or the exchange has failed
+	alone  bool // may not be cut off: it goes on by itself when its owner closes it
+	closed bool
+	answer *exchange.Answer
+	record *Leg
+}
+
+// newLeg makes the leg of a lease that was granted. From here on the lease is
+// released by close and by nothing else.
+func (r *run) newLeg(lease *worker.Lease, reason string) *leg {
+	r.attempts++
+	l := &leg{
+		r: r, lease: lease, start: time.Now(),
+		record: &Leg{Worker: lease.Worker().ID(), Attempt: r.attempts, Reason: reason},
+	}
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(r.ctx))
+	l.stop = context.AfterFunc(r.ctx, func() { l.cancel(errClientGone) })
+	r.mu.Lock()
+	r.legs = append(r.legs, l.record)
+	r.mu.Unlock()
+	return l
+}
+
+// obey makes the leg follow the dialect's cancel rule: a leg that may not be
+// cut off survives the client.
+func (l *leg) obey(rule pd.Cancel) {
+	if rule != pd.AnyTime {
+		l.alone = true
+		l.untie()
+	}
+}
+
+// end ends the exchange for a reason outside of it, if it may be cut off. Its
+// user sees the error and closes it.
+func (l *leg) end(reason error) {
+	if !l.alone {
+		l.cancel(reason)
+	}
+}
+
+// untie lets the leg go on when the client leaves.
+func (l *leg) untie() { l.stop() }
+
+// send sends the request and waits for the head of the answer.
+func (l *leg) send(head exchange.Head, body []byte) error {
+	if d := l.r.d.cfg.FirstByteTimeout; d > 0 {
+		l.timer = time.AfterFunc(d, func() { l.cancel(errFirstByte) })
+	}
+	w := l.lease.Worker()
+	carrier, err := l.r.d.carrier(w)
+	if err == nil {
+		l.answer, err = carrier.Send(l.ctx, head, body)
+	}
+	if err != nil {
+		l.ended = true
+		if exchange.Unsent(err) && !errors.Is(err, errDeparted) {
+			l.r.d.deps.Health.ConnectFailed(w, err)
+		}
+		return l.note(err)
+	}
+	l.r.mu.Lock()
+	l.record.Status = l.answer.Status
+	l.r.mu.Unlock()
+	return nil
+}
+
+// Read reads the answer's body. Only the time spent waiting for the worker
+// counts as idle.
+func (l *leg) Read(p []byte) (int, error) {
+	if l.read && l.timer != nil {
+		l.timer.Reset(l.r.d.cfg.IdleTimeout)
+	}
+	n, err := l.answer.Body.Read(p)
+	if n > 0 || err != nil {
+		if !l.read {
+			l.firstByte()
+		} else if l.timer != nil {
+			l.timer.Stop()
+		}
+	}
+	if err == nil {
+		return n, nil
+	}
+	l.ended = true
+	if err == io.EOF {
+		return n, io.EOF
+	}
+	return n, l.note(err)
+}
+
+// firstByte ends the wait for the first byte; from then on the idle time counts.
+func (l *leg) firstByte() {
+	l.read = true
+	l.r.mu.Lock()
+	l.record.FirstByte = time.Since(l.start)
+	l.r.mu.Unlock()
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	if d := l.r.d.cfg.IdleTimeout; d > 0 {
+		l.timer = time.AfterFunc(d, func() { l.cancel(errIdle) })
+		l.timer.Stop()
+	}
+}
+
+// note keeps the error of the exchange, in terms of what ended it.
+func (l *leg) note(err error) error {
+	if cause := context.Cause(l.ctx); cause != nil {
+		err = cause
+	}
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	l.record.Err = err
+	return err
+}
+
+// fail ends the exchange for a reason of the router's own, which it returns.
+func (l *leg) fail(err error) error {
+	l.ended = true
+	l.cancel(err)
+	return l.note(err)
+}
+
+// close ends the exchange and releases the lease. A leg that may not be cut off
+// is read to its end first, by a goroutine of its own. Further calls do nothing.
+func (l *leg) close() {
+	if l.closed {
+		return
+	}
+	l.closed = true
+	if l.alone && !l.ended && l.answer != nil {
+		l.r.d.background.Go(func() {
+			_, _ = io.Copy(io.Discard, l) // its end is all that counts
+			l.shut()
+		})
+		return
+	}
+	l.shut()
+}
+
+func (l *leg) shut() {
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.stop()
+	if l.answer != nil {
+		// The context goes first: a body that is not at its end is then closed
+		// with its connection, instead of being read to keep the connection.
+		l.cancel(nil)
+		_ = l.answer.Body.Close() // the exchange is over either way
+	}
+	l.cancel(nil)
+	l.lease.Release()
+	l.r.mu.Lock()
+	l.record.Duration = time.Since(l.start)
+	l.r.mu.Unlock()
+}
+
+// head returns what is sent to a worker: the client's end-to-end fields, with
+// those of the leg in their place.
+func (r *run) head(extra exchange.Fields) exchange.Head {
+	h := exchange.Head{Method: r.call.Head.Method, Target: r.call.Head.Target, Fields: r.call.Head.Fields.EndToEnd()}
+	h.Fields = h.Fields.Del("Expect")
+	for _, f := range extra {
+		h.Fields = h.Fields.Set(f.Name, f.Value)
+	}
+	return h
+}
+
+// maxID is the longest request id a worker is given.
+const maxID = 128
+
+// legID is the request id of the next attempt: the client's, with a suffix on
+// each attempt after the first, so that no worker sees one id twice.
+func (r *run) legID() string {
+	if r.attempts == 0 {
+		return r.call.ID
+	}
+	suffix := "-r" + strconv.Itoa(r.attempts)
+	return r.call.ID[:min(len(r.call.ID), maxID-len(suffix))] + suffix
+}

@@ -1,0 +1,100 @@
+package dispatch
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+
+	"github.com/baton-llm/baton/internal/exchange"
+	"github.com/baton-llm/baton/internal/worker"
+)
+
+// perWorker is what the dispatcher keeps about one lifetime.
+type perWorker struct {
+	carrier  exchange.Carrier
+	err      error // why there is no carrier
+	handoffs handoffCounts
+}
+
+// handoffCounts count the hand-offs of one prefill worker.
+type handoffCounts struct {
+	produced, delivered, discarded, abandoned atomic.Uint64
+}
+
+// counts are the dispatcher's figures that belong to no worker.
+type counts struct {
+	departed   handoffCounts // hand-offs of workers that left before they were counted
+	recomputed atomic.Uint64 // decode legs that compute the prompt for want of a hand-off
+	retries    [worker.NumRoles]atomic.Uint64
+}
+
+// WorkerAdded implements [worker.Observer].
+func (d *Dispatcher) WorkerAdded(w *worker.Worker) {
+	p := &perWorker{}
+	p.carrier, p.err = d.deps.NewCarrier(w.ID().URL)
+	d.workers.Store(w, p)
+}
+
+// WorkerRemoved implements [worker.Observer]. Exchanges that run go on; their
+// connections close when they are idle.
+func (d *Dispatcher) WorkerRemoved(w *worker.Worker) {
+	v, ok := d.workers.LoadAndDelete(w)
+	if !ok {
+		return
+	}
+	if c, ok := v.(*perWorker).carrier.(interface{ CloseIdle() }); ok {
+		c.CloseIdle()
+	}
+}
+
+// carrier returns the worker's carrier. A worker that has departed has none.
+func (d *Dispatcher) carrier(w *worker.Worker) (exchange.Carrier, error) {
+	v, ok := d.workers.Load(w)
+	if !ok {
+		return nil, &exchange.Error{Sent: exchange.Nothing, Err: errDeparted}
+	}
+	p := v.(*perWorker)
+	if p.err != nil {
+		return nil, &exchange.Error{Sent: exchange.Nothing, Err: p.err}
+	}
+	return p.carrier, nil
+}
+
+// handoffs returns the counts to add a worker's hand-off to.
+func (d *Dispatcher) handoffs(w *worker.Worker) *handoffCounts {
+	if v, ok := d.workers.Load(w); ok {
+		return &v.(*perWorker).handoffs
+	}
+	return &d.counts.departed
+}
+
+func sortedCounts(m map[string]int) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, fmt.Sprintf("%d %s", m[name], name))
+	}
+	return out
+}
+
+func containsString(list []string, s string) bool { return slices.Contains(list, s) }
+
+// Handoffs are the figures of one prefill worker.
+type Handoffs struct{ Produced, Delivered, Discarded, Abandoned uint64 }
+
+// Handoffs returns the figures of a prefill worker, zero once it has left.
+func (d *Dispatcher) Handoffs(w *worker.Worker) Handoffs {
+	v, ok := d.workers.Load(w)
+	if !ok {
+		return Handoffs{}
+	}
+	h := &v.(*perWorker).handoffs
+	return Handoffs{h.produced.Load(), h.delivered.Load(), h.discarded.Load(), h.abandoned.Load()}
+}
+
+// Retries returns how many legs of the role were tried again elsewhere.
+func (d *Dispatcher) Retries(role worker.Role) uint64 { return d.counts.retries[role].Load() }
+
+// Recomputed returns how many decode legs computed the prompt for want of a
+// hand-off.
+func (d *Dispatcher) Recomputed() uint64 { return d.counts.recomputed.Load() }

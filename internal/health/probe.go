@@ -1,0 +1,271 @@
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/baton-llm/baton/internal/worker"
+)
+
+// maxModelList bounds what is read of a worker's model list.
+const maxModelList = 4 << 20
+
+// repeatWarning is how often a worker that stays unreachable is mentioned.
+const repeatWarning = 30 * time.Second
+
+// Run probes until ctx is done. It returns when all probes have ended.
+func (c *Checker) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		c.mu.Lock()
+		for _, b := range c.bases {
+			if !b.running {
+				b.running = true
+				wg.Go(func() { c.runBase(ctx, b) })
+			}
+		}
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.wake:
+		}
+	}
+}
+
+// runBase probes one server until it has no workers left.
+func (c *Checker) runBase(ctx context.Context, b *base) {
+	retry := c.cfg.FirstRetry
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		woken := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.wake:
+			woken = true
+		case <-timer.C:
+		}
+		if c.retire(b) {
+			return
+		}
+		began, due := c.begin(b)
+		res := c.probe(ctx, b, due)
+		if ctx.Err() != nil {
+			return
+		}
+		pending := c.apply(b, began, res)
+		switch {
+		case !pending:
+			retry = c.cfg.FirstRetry
+			timer.Reset(c.cfg.Interval)
+		case woken:
+			retry = c.cfg.FirstRetry
+			timer.Reset(retry)
+		default:
+			retry = min(2*retry, c.cfg.LastRetry)
+			timer.Reset(retry)
+		}
+	}
+}
+
+// retire takes a base without workers out and reports whether it did.
+func (c *Checker) retire(b *base) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(b.workers) > 0 {
+		return false
+	}
+	delete(c.bases, b.url)
+	return true
+}
+
+// result is what one probe found.
+type result struct {
+	err    error
+	models *models // nil if the list was not read
+}
+
+type models struct {
+	any   bool // the list may not be read: serves any model
+	names *worker.Models
+	cards []Card
+}
+
+// probe asks for health, and for the model list if it is due.
+func (c *Checker) probe(ctx context.Context, b *base, due bool) result {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	status, _, err := c.get(ctx, b.url+c.cfg.Path, 0)
+	if err != nil {
+		return result{err: err}
+	}
+	if status < 200 || status >= 300 {
+		return result{err: fmt.Errorf("GET %s: status %d", c.cfg.Path, status)}
+	}
+	if !due {
+		return result{}
+	}
+	m, err := c.models(ctx, b.url)
+	return result{err: err, models: m}
+}
+
+// begin returns the time of a probe that begins now on the checker's clock, and
+// whether any worker needs its model list read.
+func (c *Checker) begin(b *base) (began uint64, due bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w, s := range b.workers {
+		due = due || w.Blocked()&worker.Pending != 0 || time.Since(s.modelsAt) >= c.cfg.ModelsEvery
+	}
+	return c.tick(), due
+}
+
+// models reads the model list. A server that does not let it be read serves
+// any model.
+func (c *Checker) models(ctx context.Context, url string) (*models, error) {
+	const path = "/v1/models"
+	status, body, err := c.get(ctx, url+path, maxModelList)
+	if err != nil {
+		return nil, err
+	}
+	switch status {
+	case http.StatusOK:
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
+		return &models{any: true}, nil
+	default:
+		return nil, fmt.Errorf("GET %s: status %d", path, status)
+	}
+	var list struct {
+		Data []json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("GET %s: %w", path, err)
+	}
+	m := &models{}
+	var names []string
+	for _, raw := range list.Data {
+		var card struct {
+			ID string `json:"id"`
+		}
+		if err := json.Unmarshal(raw, &card); err != nil || card.ID == "" {
+			return nil, fmt.Errorf("GET %s: an entry without an id", path)
+		}
+		names = append(names, card.ID)
+		m.cards = append(m.cards, Card{ID: card.ID, Raw: raw})
+	}
+	m.names = worker.NewModels(names...)
+	return m, nil
+}
+
+var errTooLong = errors.New("answer too long")
+
+// get fetches a URL and returns up to limit bytes of the body.
+func (c *Checker) get(ctx context.Context, url string, limit int64) (int, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return 0, nil, err
+	}
+	if c.cfg.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
+	}
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = resp.Body.Close() }() // read as far as it was wanted
+	if limit == 0 {
+		return resp.StatusCode, nil, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	if err == nil && int64(len(body)) > limit {
+		err = errTooLong
+	}
+	return resp.StatusCode, body, err
+}
+
+// apply brings a probe's result to the workers attached before it began. It
+// reports whether any worker of the base is pending.
+func (c *Checker) apply(b *base, began uint64, res result) (pending bool) {
+	var renew []worker.ID
+	c.mu.Lock()
+	restarted := false
+	switch {
+	case connectRefused(res.err):
+		b.refused++
+	case res.err == nil:
+		restarted = b.refused >= c.cfg.DownAfter
+		b.refused = 0
+	}
+	c.warn(b, res.err)
+	for w, s := range b.workers {
+		switch {
+		case s.since > began:
+		case restarted && s.admitted():
+			// Nobody listened for as long as it takes to call a worker down: what
+			// listens again is another process.
+			renew = append(renew, w.ID())
+		case connectRefused(res.err):
+			s.lastError = res.err.Error()
+			c.suspect(w, s, res.err)
+		case res.err != nil:
+			c.failed(w, s, res.err)
+		default:
+			c.takeModels(b, w, s, res.models)
+			c.passed(w, s)
+		}
+		pending = pending || w.Blocked()&worker.Pending != 0
+	}
+	c.unlock()
+	for _, id := range renew {
+		if c.deps.Renewer.Renew(id) {
+			c.log.Info("worker restarted", "worker", id)
+		}
+	}
+	return pending
+}
+
+// admitted reports whether the worker has ever been ready.
+func (s *state) admitted() bool { return !s.modelsAt.IsZero() }
+
+// takeModels stores a model list. Called with mu held.
+func (c *Checker) takeModels(b *base, w *worker.Worker, s *state, m *models) {
+	if m == nil {
+		return
+	}
+	s.modelsAt = time.Now()
+	if m.any && !b.keyed {
+		b.keyed = true
+		c.note(func() {
+			c.log.Warn("model list cannot be read: the worker is taken to serve any model (set --api-key if it needs one)", "worker", w.ID())
+		})
+	}
+	c.forgetModels(w.Models().Names(), m.names.Names())
+	s.cards = m.cards
+	w.SetModels(m.names)
+}
+
+// warn says that a server cannot be used and when it is tried next, at first
+// and then now and again. Called with mu held.
+func (c *Checker) warn(b *base, err error) {
+	if err == nil {
+		b.warned = time.Time{}
+		return
+	}
+	if !b.warned.IsZero() && time.Since(b.warned) < repeatWarning {
+		return
+	}
+	b.warned = time.Now()
+	c.note(func() { c.log.Warn("probe failed", "worker", b.url, "err", err, "next_within", c.cfg.Interval) })
+}
+
+func contains(list []string, s string) bool { return slices.Contains(list, s) }
