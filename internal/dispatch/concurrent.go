@@ -47,6 +47,7 @@ type both struct {
 	p               *pair
 	prefill, decode *leg
 	prefillDone     chan prefillResult
+	prefillOver     bool // the result has been taken
 	decoded         chan decodeEvent
 }
 
@@ -114,11 +115,11 @@ func (c *both) follow() error {
 	for {
 		select {
 		case res := <-prefillDone:
-			if err, failed := c.prefillFailure(res); failed {
+			prefillDone, c.prefillOver = nil, true
+			if res.failed() {
 				c.endDecode(head)
-				return err
+				return c.prefillFailure(res)
 			}
-			prefillDone = nil
 			if head && !r.started {
 				if err := r.begin(c.decode.answer); err != nil {
 					c.endDecode(true)
@@ -156,19 +157,17 @@ func (c *both) follow() error {
 	}
 }
 
+func (res *prefillResult) failed() bool { return res.err != nil || res.answer != nil }
+
 // prefillFailure says what a failed prefill leg means. It passes a refusal on.
-func (c *both) prefillFailure(res prefillResult) (error, bool) {
-	r := c.r
-	switch {
-	case res.answer != nil:
-		return r.passOn(res.answer, res.body), true
-	case res.err == nil:
-		return nil, false
+func (c *both) prefillFailure(res prefillResult) error {
+	if res.answer != nil {
+		return c.r.passOn(res.answer, res.body)
 	}
 	if _, ok := errors.AsType[*again](res.err); ok {
-		return res.err, true
+		return res.err
 	}
-	return r.prefillFailed(c.p, res.err), true
+	return c.r.prefillFailed(c.p, res.err)
 }
 
 // decodeFailed is a decode leg that broke off before it sent anything.
@@ -193,15 +192,28 @@ func (c *both) relay(ev decodeEvent) error {
 	return r.relayRest(c.decode, ev.first, ev.err)
 }
 
-// endPrefill ends the prefill leg if the dialect allows. Its goroutine closes it.
-func (c *both) endPrefill() { c.prefill.end(errOtherLeg) }
+// reason is why a leg is ended that has not failed itself.
+func (c *both) reason() error {
+	if c.r.ctx.Err() != nil {
+		return errClientGone
+	}
+	return errOtherLeg
+}
 
-// endDecode ends the decode leg, or lets it run to its end by itself if the
-// dialect does not allow that. Its goroutine is waited for elsewhere: a leg has
-// one user at a time.
+// endPrefill ends the prefill leg, and waits until its connection is closed, if
+// the dialect allows; else the leg goes on by itself.
+func (c *both) endPrefill() {
+	c.prefill.end(c.reason())
+	if !c.prefill.alone && !c.prefillOver {
+		<-c.prefillDone
+	}
+}
+
+// endDecode does the same with the decode leg. head says whether its head has
+// been seen.
 func (c *both) endDecode(head bool) {
-	c.decode.end(errOtherLeg)
-	c.r.d.background.Go(func() {
+	c.decode.end(c.reason())
+	finish := func() {
 		defer c.decode.close()
 		if !head {
 			if ev := <-c.decoded; ev.err != nil {
@@ -209,7 +221,12 @@ func (c *both) endDecode(head bool) {
 			}
 		}
 		<-c.decoded
-	})
+	}
+	if c.decode.alone {
+		c.r.d.background.Go(finish)
+		return
+	}
+	finish()
 }
 
 // passOn sends an answer that was read whole.

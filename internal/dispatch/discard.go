@@ -37,8 +37,7 @@ func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
 	}
 	p.Decode, p.ID = lease.Worker(), r.legID()
 	leg, read, err := p.dialect.Discard(&p.Pair, h.Handoff)
-	l := r.newLeg(lease, reason)
-	l.untie()
+	l := r.newDetachedLeg(lease, reason)
 	if err != nil {
 		l.close()
 		r.abandon(p, h)

@@ -131,10 +131,14 @@ func (d *Dispatcher) census() string {
 	last := ""
 	for _, role := range worker.Roles() {
 		states := map[string]int{}
-		workers := d.deps.Pools[role].Snapshot().Workers
+		workers := d.members(role)
 		for _, w := range workers {
 			b := w.Blocked()
-			states[b.String()]++
+			state := b.String()
+			if role != worker.Regular && d.dialect(w) == nil {
+				state = "KV connector " + clip(w.Endpoint().Dialect) + " not supported"
+			}
+			states[state]++
 			if b != 0 && last == "" {
 				last = d.deps.Health.LastError(w)
 			}
@@ -164,7 +168,7 @@ func (r *run) modelUnknown(model string) bool {
 	}
 	known := false
 	for _, role := range worker.Roles() {
-		for _, w := range r.d.deps.Pools[role].Snapshot().Workers {
+		for _, w := range r.d.members(role) {
 			known = true
 			m := w.Models()
 			if m == nil || containsString(m.Names(), model) {

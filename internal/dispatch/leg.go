@@ -21,7 +21,7 @@ type leg struct {
 	lease  *worker.Lease
 	ctx    context.Context //nolint:containedctx // the exchange's own
 	cancel context.CancelCauseFunc
-	stop   func() bool // ends the tie to the client; nil if there is none
+	stop   func() bool // ends the tie to the client
 	timer  *time.Timer
 	start  time.Time
 	read   bool // a byte of the body was read
@@ -32,16 +32,24 @@ type leg struct {
 	record *Leg
 }
 
-// newLeg makes the leg of a lease that was granted. From here on the lease is
-// released by close and by nothing else.
+// newLeg makes the leg of a lease that was granted, tied to the client: it ends
+// when the client leaves. From here on the lease is released by close and by
+// nothing else.
 func (r *run) newLeg(lease *worker.Lease, reason string) *leg {
+	l := r.newDetachedLeg(lease, reason)
+	l.stop = context.AfterFunc(r.ctx, func() { l.cancel(errClientGone) })
+	return l
+}
+
+// newDetachedLeg makes a leg that the client's departure does not end.
+func (r *run) newDetachedLeg(lease *worker.Lease, reason string) *leg {
 	r.attempts++
 	l := &leg{
 		r: r, lease: lease, start: time.Now(),
 		record: &Leg{Worker: lease.Worker().ID(), Attempt: r.attempts, Reason: reason},
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(r.ctx))
-	l.stop = context.AfterFunc(r.ctx, func() { l.cancel(errClientGone) })
+	l.stop = func() bool { return true }
 	r.mu.Lock()
 	r.legs = append(r.legs, l.record)
 	r.mu.Unlock()

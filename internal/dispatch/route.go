@@ -80,7 +80,7 @@ func (r *run) plainOnly(inPairs *Error) error {
 // or not.
 func (r *run) registered(role worker.Role) bool {
 	model := r.want().Model
-	for _, w := range r.d.deps.Pools[role].Snapshot().Workers {
+	for _, w := range r.d.members(role) {
 		if w.Serves(model) {
 			return true
 		}
@@ -88,15 +88,31 @@ func (r *run) registered(role worker.Role) bool {
 	return false
 }
 
-// pairsOfOtherDialects reports whether a pair could be had if its dialect did
-// not matter.
+// members returns the workers of a role as the registry has them now. Requests
+// that are about to start have no need for it: picks reconcile.
+func (d *Dispatcher) members(role worker.Role) []*worker.Worker {
+	d.deps.Pools[role].Reconcile()
+	return d.deps.Pools[role].Snapshot().Workers
+}
+
+// pairsOfOtherDialects reports whether a pair could be had of a dialect that is
+// built but does not serve the route.
 func (r *run) pairsOfOtherDialects() bool {
+	var all uint64
+	for _, group := range r.d.takes {
+		all |= group.dialects
+	}
+	rest := all &^ r.dialects()
+	if rest == 0 {
+		return false
+	}
 	want := r.want()
+	want.Dialects = rest
 	_, err := worker.Pick(
 		worker.Need{Pool: r.d.deps.Pools[worker.Prefill], Take: worker.Check, Want: want},
 		worker.Need{Pool: r.d.deps.Pools[worker.Decode], Take: worker.Check, Want: want},
 	)
-	return err == nil && r.dialects() == 0
+	return err == nil
 }
 
 // dialects returns the bits of the dialects that serve the request's route.
@@ -128,7 +144,7 @@ func (r *run) defaultModel() error {
 	}
 	model := ""
 	for _, role := range worker.Roles() {
-		for _, w := range r.d.deps.Pools[role].Snapshot().Workers {
+		for _, w := range r.d.members(role) {
 			names := w.Models().Names()
 			if len(names) == 0 || names[0] == model {
 				continue

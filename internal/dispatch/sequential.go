@@ -82,7 +82,8 @@ func (r *run) pairs() error {
 // each dialect's way of taking decode is asked for in turn.
 func (r *run) pickPair(exceptPrefill, exceptDecode []*worker.Worker) (*pair, error) {
 	dialects := r.dialects()
-	var err error = &worker.NoneError{Role: worker.Prefill}
+	groups := 0
+	var err error
 	for _, group := range r.d.takes {
 		if group.dialects&dialects == 0 {
 			continue
@@ -91,8 +92,31 @@ func (r *run) pickPair(exceptPrefill, exceptDecode []*worker.Worker) (*pair, err
 		if p, err = r.pickPairAs(group.take, group.dialects&dialects, exceptPrefill, exceptDecode); err == nil {
 			return p, nil
 		}
+		groups++
+	}
+	if groups != 1 {
+		// Which role is missing shows when all dialects are asked for together.
+		err = r.checkPair(dialects, exceptPrefill, exceptDecode)
 	}
 	return nil, err
+}
+
+// checkPair returns why no pair of the dialects can be had.
+func (r *run) checkPair(dialects uint64, exceptPrefill, exceptDecode []*worker.Worker) error {
+	if dialects != 0 {
+		want := r.want()
+		want.Dialects = dialects
+		prefill, decode := want, want
+		prefill.Except, decode.Except = exceptPrefill, exceptDecode
+		_, err := worker.Pick(
+			worker.Need{Pool: r.d.deps.Pools[worker.Prefill], Take: worker.Check, Want: prefill},
+			worker.Need{Pool: r.d.deps.Pools[worker.Decode], Take: worker.Check, Want: decode},
+		)
+		if err != nil {
+			return err
+		}
+	}
+	return &worker.NoneError{Role: worker.Prefill}
 }
 
 func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, exceptDecode []*worker.Worker) (*pair, error) {
@@ -272,6 +296,9 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 			r.discard(p, h)
 			return errClientGone
 		}
+		if h.expired(&p.spec) {
+			return r.handoffExpired(p, h)
+		}
 		lease, reason, err := r.pickDecode(p, except)
 		if err != nil {
 			if r.ctx.Err() != nil {
@@ -287,11 +314,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 		p.Decode = lease.Worker()
 		if h.expired(&p.spec) {
 			lease.Release()
-			r.abandon(p, h)
-			return &again{err: &Error{
-				Status: http.StatusServiceUnavailable, Code: "handoff_expired", RetryAfter: "1",
-				Message: fmt.Sprintf("no decode worker took over within the %s for which the hand-off is valid (--handoff-max-age)", p.spec.Validity),
-			}}
+			return r.handoffExpired(p, h)
 		}
 		err = r.decodeLeg(p, h, lease, reason, try < maxTries)
 		retry, ok := errors.AsType[*again](err)
@@ -311,6 +334,16 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 		r.d.counts.retries[worker.Decode].Add(1)
 		p.ID = r.legID()
 	}
+}
+
+// handoffExpired is a hand-off that must not be used any more: prefill has to
+// be done anew.
+func (r *run) handoffExpired(p *pair, h handoff) error {
+	r.abandon(p, h)
+	return &again{err: &Error{
+		Status: http.StatusServiceUnavailable, Code: "handoff_expired", RetryAfter: "1",
+		Message: fmt.Sprintf("no decode worker took over within the %s for which the hand-off is valid (--handoff-max-age)", p.spec.Validity),
+	}}
 }
 
 // admissionDoubt is for how long it is uncertain that a decode worker has taken

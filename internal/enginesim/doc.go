@@ -10,7 +10,20 @@
 // predicted, and the generated text is a function of the prompt alone, so that
 // the answer of a prefill/decode pair can be compared with a plain one.
 //
-// An [Engine] is an [net/http.Handler] that works on any listener. It starts no
-// goroutine of its own, waits only on channels, contexts and timers, and can
-// therefore run inside a testing/synctest bubble.
+// An [Engine] is an [net/http.Handler] that works on any listener. It waits only
+// on channels, contexts and timers, and no goroutine of it outlives the request
+// it serves, so that it can run inside a testing/synctest bubble.
+//
+// Failures are scripted with [Fault], and points where a request stops with
+// [Engine.Gate] and [Engine.Open]. The same works over HTTP:
+//
+//	GET    /sim/stats               -> Stats
+//	GET    /sim/requests            -> list of Record
+//	POST   /sim/faults              Fault -> {"id":1}
+//	DELETE /sim/faults/1
+//	POST   /sim/gates/NAME/open     also .../close
+//
+// For example, this makes the second prefill leg lose its connection once:
+//
+//	curl -d '{"action":"reset","leg":"prefill","nth":2,"times":1}' http://engine:8000/sim/faults
 package enginesim

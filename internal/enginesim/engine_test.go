@@ -197,6 +197,46 @@ func TestBlocksQueue(t *testing.T) {
 	})
 }
 
+// TestQueueHeadLeaves checks that what waits behind a request that is too big for
+// now goes on when that one leaves.
+func TestQueueHeadLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.start(enginesim.Config{Blocks: 5, PrefillBase: time.Second})
+		w.later(t.Context(), comp("1", strings.Repeat("a", 40), 1))
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+		defer cancel()
+		w.later(ctx, comp("2", strings.Repeat("b", 40), 1))
+		synctest.Wait()
+		start := time.Now()
+		if a := w.do(comp("3", "c", 1)); a.status != 200 || time.Since(start) != 1100*ms {
+			t.Errorf("%v %+v", time.Since(start), a)
+		}
+	})
+}
+
+// TestCachedBlocksAreFree checks that hits in the free list are not counted as
+// free for the rest of the prompt.
+func TestCachedBlocksAreFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		e := w.start(enginesim.Config{Blocks: 6, PrefillBase: time.Second}) // 5 to use
+		a := strings.Repeat("a", 32)
+		w.do(comp("1", a+"a", 1)) // leaves 2 blocks
+		w.later(t.Context(), comp("2", strings.Repeat("b", 32), 1))
+		synctest.Wait() // takes 2 of the other 3
+		ch := w.later(t.Context(), comp("3", a+strings.Repeat("c", 32), 1))
+		synctest.Wait() // needs those 2 and 2 more, of which there is 1
+		if s := e.Stats(); s.Waiting != 1 || s.UsedBlocks != 2 {
+			t.Errorf("%+v", s)
+		}
+		if got := cached(t, <-ch); got != 32 {
+			t.Errorf("%v cached", got)
+		}
+	})
+}
+
 func TestPrefillSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -353,9 +353,6 @@ func TestDecodeLeaves(t *testing.T) {
 					}
 					<-ch
 					cancel()
-					if tt.leave {
-						d.Open("g")
-					}
 					synctest.Wait()
 					s := p.Stats()
 					if s.HandoffsFreed != tt.freed || s.PinnedHandoffs != tt.pinned {
@@ -388,6 +385,34 @@ func TestHeartbeat(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		clean(t, p, d)
+	})
+}
+
+// TestHeartbeatEnds checks that blocks are freed on time after the last heartbeat
+// of a decode engine that died.
+func TestHeartbeatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		p, d := pair(w, func(p, d *enginesim.Config) {
+			p.Blocks = 6
+			d.MaxSeqs = 1
+		})
+		d.Fault(enginesim.Fault{RequestID: "r0", Point: "first", Action: "gate", Gate: "g"})
+		first := decode(addrD, "r0", "other", w.do(prefill(addrP, "r0", "other")).handoff(t))
+		first.body = strings.Replace(first.body, "{", `{"stream":true,`, 1)
+		w.later(t.Context(), first)
+		synctest.Wait()
+		start := time.Now()
+		w.later(t.Context(), decode(addrD, "r", prompt, w.do(prefill(addrP, "r", prompt)).handoff(t)))
+		time.Sleep(24 * time.Second) // beats at 0, 5, 10, 15 and 20 s; the last one gives 20 s more
+		d.Close()
+		w.do(prefill(addrP, "s", "x"+prompt)) // waits for the blocks
+		if got := time.Since(start); got != 40*time.Second {
+			t.Errorf("freed after %v", got)
+		}
+		if s := p.Stats(); s.HandoffsExpired != 1 {
+			t.Errorf("%+v", s)
+		}
 	})
 }
 

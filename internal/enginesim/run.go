@@ -62,6 +62,9 @@ func (j *job) work() error {
 	if err := j.admit(); err != nil {
 		return err
 	}
+	if err := j.c.alive(); err != nil { // it may have ended in the same moment
+		return err
+	}
 	if j.c.inject != "" {
 		return j.c.inject
 	}

@@ -8,14 +8,8 @@ import (
 	"strings"
 )
 
-// serveSim answers what is no part of vLLM: the script and the other engines.
-//
-//	GET    /sim/stats               Stats
-//	GET    /sim/requests            list of Record
-//	POST   /sim/faults              Fault -> {"id":n}
-//	DELETE /sim/faults/{id}
-//	POST   /sim/gates/{name}/open   also .../close
-//	POST   /sim/kv/{what}           between engines
+// serveSim answers what is no part of vLLM: the script (see the package comment)
+// and, under /sim/kv/, other engines.
 func (e *Engine) serveSim(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 64<<20))
 	if err != nil {

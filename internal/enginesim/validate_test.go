@@ -110,6 +110,18 @@ func TestValidation(t *testing.T) {
 	})
 }
 
+// TestPythonNumbers checks that NaN in a text stays what it is.
+func TestPythonNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.start(enginesim.Config{})
+		a := w.do(request{body: `{"prompt":"NaN \" Infinity","x":[NaN,-Infinity],"echo":true,"max_tokens":0}`})
+		if a.status != 200 || a.text(t) != `NaN " Infinity` {
+			t.Errorf("%+v", a)
+		}
+	})
+}
+
 func TestContentType(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

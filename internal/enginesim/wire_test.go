@@ -84,8 +84,9 @@ func raw(t *testing.T, w *world, request string) string {
 func expect(t *testing.T, e *enginesim.Engine, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	got := e.Stats().Violations
-	ok := len(got) == len(want)
+	s := e.Stats()
+	got := s.Violations
+	ok := len(got) == len(want) && s.ViolationCount == len(want)
 	for i := range min(len(got), len(want)) {
 		ok = ok && strings.Contains(got[i], want[i])
 	}

@@ -183,6 +183,7 @@ func TestScanErrors(t *testing.T) {
 		{"comment", `{/**/}`, "body is not valid JSON: unexpected character '/' at byte 1: expected a member name in double quotes"},
 
 		{"leading zero", `{"a":01}`, "body is not valid JSON: unexpected character '1' at byte 6: expected ',' or '}'"},
+		{"two zeros", `{"a":-00}`, "body is not valid JSON: unexpected character '0' at byte 7: expected ',' or '}'"},
 		{"plus sign", `{"a":+1}`, "body is not valid JSON: unexpected character '+' at byte 5: expected a value"},
 		{"minus alone", `{"a":-}`, "body is not valid JSON: unexpected character '}' at byte 6: expected a digit"},
 		{"no fraction", `{"a":1.}`, "body is not valid JSON: unexpected character '}' at byte 7: expected a digit"},

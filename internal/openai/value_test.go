@@ -73,6 +73,7 @@ func TestValueText(t *testing.T) {
 		{"high half before another", `"\ud83d\ud83d\ude00"`, "\uFFFD\U0001F600", "\uFFFD\U0001F600"},
 		{"high half before a letter", `"\ud83d\u0041"`, "\uFFFDA", "\uFFFDA"},
 		{"high half before an escape", `"\ud83d\n12345"`, "\uFFFD\n12345", "\uFFFD\n12345"},
+		{"high half before an escape and the digits of a low half", `"\ud83d\nde00"`, "\uFFFD\nde00", "\uFFFD\nde00"},
 		{"not UTF-8", "\"a\xff\xfeb\"", "a\uFFFDb", "a\xff\xfeb"},
 	}
 	for _, tt := range tests {

@@ -85,10 +85,14 @@ func (s *Stage) Log(format string, args ...any) {
 }
 
 // Park makes the actor stop when it next reaches the point. The actor need not
-// exist yet.
+// exist yet, or at all: code that nobody started with Go can be parked through
+// ReachAs, and is not waited for.
 func (s *Stage) Park(name, point string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.actors[name] == nil {
+		s.actors[name] = &actor{name: name, done: true, resume: make(chan struct{})}
+	}
 	s.parks[park{name, point}] = true
 }
 
@@ -194,9 +198,9 @@ func (s *Stage) Take() []string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.actors)) {
 		switch a := s.actors[name]; {
-		case a.done:
 		case a.at != "":
 			out = append(out, name+": parked at "+a.at)
+		case a.done:
 		default:
 			out = append(out, name+": waits")
 		}
