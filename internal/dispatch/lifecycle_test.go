@@ -71,7 +71,6 @@ type stage struct {
 	cancels    map[string]context.CancelFunc
 	servers    []*http.Server
 	start      time.Time
-	concurrent bool // a concurrent dialect is in use
 
 	mu      sync.Mutex // guards what follows
 	all     []*worker.Worker
@@ -258,9 +257,7 @@ func (s *stage) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	synctest.Wait()
 	lines := s.Take()
-	if s.concurrent {
-		slices.Sort(lines) // two legs at once come in any order
-	}
+	slices.Sort(lines) // what happens at once comes in any order
 	return strings.Join(append(lines, ""), "\n")
 }
 
@@ -312,7 +309,6 @@ func (s *stage) worker(words []string, opts map[string]string) error {
 	}
 	if r != worker.Regular {
 		reg.Endpoint.Dialect = cmp.Or(opts["dialect"], "nixl")
-		s.concurrent = s.concurrent || opts["dialect"] == "both" || opts["dialect"] == "late"
 	}
 	if group, ok := opts["group"]; ok {
 		reg.Labels = map[string]string{worker.GroupLabel: group}
@@ -340,7 +336,9 @@ func (s *stage) worker(words []string, opts map[string]string) error {
 }
 
 func (s *stage) change(cmd string, words []string) error {
-	for _, w := range s.pools[role(words[0])].Snapshot().Workers {
+	pool := s.pools[role(words[0])]
+	pool.Reconcile()
+	for _, w := range pool.Snapshot().Workers {
 		if w.ID().URL != "http://"+words[1] {
 			continue
 		}
