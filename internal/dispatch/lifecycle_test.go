@@ -186,6 +186,14 @@ func (d parkingDialect) Read(p *pd.Pair, body []byte) (pd.Handoff, error) {
 	return d.Dialect.Read(p, body)
 }
 
+// Discard marks the leg: its worker sends no token before the router has closed
+// it.
+func (d parkingDialect) Discard(p *pd.Pair, h pd.Handoff) (pd.Leg, bool, error) {
+	leg, read, err := d.Dialect.Discard(p, h)
+	leg.Fields = append(leg.Fields, exchange.Field{Name: "X-Discard", Value: "1"})
+	return leg, read, err
+}
+
 // fakeDialect names the pair in the legs' fields and hands a fixed object over.
 type fakeDialect struct{ spec pd.Spec }
 
@@ -388,19 +396,9 @@ func (s *stage) host(host string) http.Handler {
 			note = " with " + pair
 		}
 		s.Log("%s %s: got %s%s", as, host, r.Header.Get("X-Request-Id"), note)
-		over := make(chan struct{})
-		defer close(over)
-		go func() {
-			select {
-			case <-r.Context().Done():
-			case <-over:
-			}
-			select {
-			case <-over: // the context ends with the handler, too
-			default:
-				s.Log("%s %s: %s gone%s", as, host, r.Header.Get("X-Request-Id"), s.at())
-			}
-		}()
+		defer context.AfterFunc(r.Context(), func() {
+			s.Log("%s %s: %s gone%s", as, host, r.Header.Get("X-Request-Id"), s.at())
+		})()
 		name += "/" + as
 		s.ReachAs(name, "arrived")
 		s.mu.Lock()
@@ -441,6 +439,9 @@ func (s *stage) stream(w http.ResponseWriter, r *http.Request, name string, sc s
 		w.Header().Set("Content-Type", "text/event-stream")
 	}
 	_ = rc.Flush()
+	if r.Header.Get("X-Discard") != "" {
+		<-r.Context().Done()
+	}
 	s.ReachAs(name, "headers")
 	for i := 1; i <= sc.chunks; i++ {
 		s.ReachAs(name, "chunk-"+strconv.Itoa(i))
