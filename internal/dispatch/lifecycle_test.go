@@ -75,7 +75,6 @@ type stage struct {
 	mu      sync.Mutex // guards what follows
 	all     []*worker.Worker
 	scripts map[string]*script
-	leaks   []worker.ID
 }
 
 // script is how one host answers.
@@ -396,9 +395,10 @@ func (s *stage) host(host string) http.Handler {
 			note = " with " + pair
 		}
 		s.Log("%s %s: got %s%s", as, host, r.Header.Get("X-Request-Id"), note)
-		defer context.AfterFunc(r.Context(), func() {
+		gone := sync.OnceFunc(func() {
 			s.Log("%s %s: %s gone%s", as, host, r.Header.Get("X-Request-Id"), s.at())
-		})()
+		})
+		defer context.AfterFunc(r.Context(), gone)()
 		name += "/" + as
 		s.ReachAs(name, "arrived")
 		s.mu.Lock()
@@ -415,6 +415,12 @@ func (s *stage) host(host string) http.Handler {
 		case as == "prefill":
 			_, _ = io.WriteString(w, prefillAnswer(sc.handoff))
 		default:
+			if r.Header.Get("X-Discard") != "" {
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+				gone()
+				return
+			}
 			s.stream(w, r, name, sc)
 		}
 	})
@@ -439,9 +445,6 @@ func (s *stage) stream(w http.ResponseWriter, r *http.Request, name string, sc s
 		w.Header().Set("Content-Type", "text/event-stream")
 	}
 	_ = rc.Flush()
-	if r.Header.Get("X-Discard") != "" {
-		<-r.Context().Done()
-	}
 	s.ReachAs(name, "headers")
 	for i := 1; i <= sc.chunks; i++ {
 		s.ReachAs(name, "chunk-"+strconv.Itoa(i))
@@ -591,21 +594,21 @@ func (s *stage) state(words []string) {
 }
 
 func (s *stage) describe(w *worker.Worker) string {
-	text := fmt.Sprintf("%s load=%d picked=%d", short(w.ID()), w.Load(), w.Picked())
+	words := []string{short(w.ID()), fmt.Sprintf("load=%d picked=%d", w.Load(), w.Picked())}
 	if w.Holds() != 0 {
-		text += fmt.Sprintf(" holds=%d", w.Holds())
+		words = append(words, fmt.Sprintf("holds=%d", w.Holds()))
 	}
 	if b := w.Blocked(); b != 0 {
-		text += " " + b.String()
+		words = append(words, b.String())
 	}
 	h := s.dispatcher.Handoffs(w)
 	figures := map[string]uint64{"produced": h.Produced, "delivered": h.Delivered, "discarded": h.Discarded, "abandoned": h.Abandoned}
 	for _, name := range slices.Sorted(maps.Keys(figures)) {
 		if figures[name] != 0 {
-			text += fmt.Sprintf(" %s=%d", name, figures[name])
+			words = append(words, fmt.Sprintf("%s=%d", name, figures[name]))
 		}
 	}
-	return text
+	return strings.Join(words, " ")
 }
 
 // finish lets everything end and checks L9: all loads are 0.
