@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -12,12 +11,14 @@ import (
 )
 
 // expandLists rewrites the greedy lists that vllm-router takes, --flag a b c,
-// as --flag a --flag b --flag c. A list ends at the next flag.
-func expandLists(args []string, lists ...string) []string {
+// as --flag a --flag b --flag c. A list ends at the next flag. lists names the
+// flags and says whether their list may be empty.
+func expandLists(args []string, lists map[string]bool) ([]string, error) {
 	var out []string
 	for i := 0; i < len(args); i++ {
 		name, isFlag := strings.CutPrefix(args[i], "--")
-		if !isFlag || !slices.Contains(lists, name) {
+		mayBeEmpty, isList := lists[name]
+		if !isFlag || !isList {
 			out = append(out, args[i])
 			continue
 		}
@@ -26,18 +27,20 @@ func expandLists(args []string, lists ...string) []string {
 			out = append(out, "--"+name, args[i+1])
 			n++
 		}
-		if n == 0 {
-			out = append(out, args[i])
+		if n == 0 && !mayBeEmpty {
+			return nil, usageError{fmt.Errorf("--%s needs a value", name)}
 		}
 	}
-	return out
+	return out, nil
 }
 
 // prefill is one --prefill URL [PORT|none].
 type prefill struct {
 	url  string
-	port string // bootstrap port; "" if none was given
+	port string // bootstrap port or none; "" if neither was given
 }
+
+func (p prefill) hasPort() bool { return p.port != "" && !strings.EqualFold(p.port, "none") }
 
 // cutPrefill takes --prefill URL [PORT|none] out of the arguments, as vllm-router
 // does before it parses the rest.
@@ -84,7 +87,7 @@ func parse(flags *pflag.FlagSet, args []string, stdout io.Writer) error {
 		if err == pflag.ErrHelp { //nolint:errorlint // pflag returns it as it is
 			return err
 		}
-		return usageError{withNearest(err, flags, args)}
+		return usageError{withNearest(err, flags)}
 	}
 	if flags.NArg() > 0 {
 		return usageError{fmt.Errorf("unexpected argument %q", flags.Arg(0))}
@@ -93,25 +96,22 @@ func parse(flags *pflag.FlagSet, args []string, stdout io.Writer) error {
 }
 
 // withNearest adds the nearest known flag to the error of an unknown one.
-func withNearest(err error, flags *pflag.FlagSet, args []string) error {
-	for _, arg := range args {
-		name, isFlag := strings.CutPrefix(arg, "--")
-		name, _, _ = strings.Cut(name, "=")
-		if !isFlag || name == "" || flags.Lookup(name) != nil {
-			continue
-		}
-		best, least := "", len(name)/2+1
-		flags.VisitAll(func(f *pflag.Flag) {
-			if d := distance(name, f.Name); d < least {
-				best, least = f.Name, d
-			}
-		})
-		if best != "" {
-			return fmt.Errorf("unknown flag --%s; did you mean --%s?", name, best)
-		}
-		return fmt.Errorf("unknown flag --%s", name)
+func withNearest(err error, flags *pflag.FlagSet) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
 	}
-	return err
+	name := unknown.GetSpecifiedName()
+	best, least := "", len(name)/2+1
+	flags.VisitAll(func(f *pflag.Flag) {
+		if d := distance(name, f.Name); d < least {
+			best, least = f.Name, d
+		}
+	})
+	if best == "" {
+		return err
+	}
+	return fmt.Errorf("%w; did you mean --%s?", err, best)
 }
 
 // distance is the Levenshtein distance of two flag names.

@@ -135,8 +135,8 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 	adminMux := http.NewServeMux()
 	for _, mux := range []*http.ServeMux{adminMux, r.server.Mux()} {
 		if mux == adminMux || r.cfg.adminOnPublic {
-			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health}).Mount(mux)
-			(&api.API{Registry: r.registry, Dialect: r.cfg.workers.Dialect}).Mount(mux)
+			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health}).Mount(guarded{mux})
+			(&api.API{Registry: r.registry, Dialect: r.cfg.workers.Dialect}).Mount(guarded{mux})
 		}
 	}
 	metricsHandler := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})
@@ -153,7 +153,7 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 		flag, addr string
 		handler    http.Handler
 	}{
-		{"--admin-host, --admin-port", r.cfg.admin, http.NewCrossOriginProtection().Handler(adminMux)},
+		{"--admin-host, --admin-port", r.cfg.admin, adminMux},
 		{"--prometheus-host, --prometheus-port", r.cfg.metrics, metricsMux},
 	} {
 		if l.addr == "" {
@@ -166,6 +166,14 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 		r.others = append(r.others, listening{l.flag, httpServer(l.handler, r.log), listener})
 	}
 	return nil
+}
+
+// guarded adds routes that no page of another origin may use through a browser.
+type guarded struct{ mux *http.ServeMux }
+
+// HandleFunc implements [api.Mux].
+func (g guarded) HandleFunc(pattern string, handler func(http.ResponseWriter, *http.Request)) {
+	g.mux.Handle(pattern, http.NewCrossOriginProtection().Handler(http.HandlerFunc(handler)))
 }
 
 func open(ctx context.Context, flag, addr string) (net.Listener, error) {
@@ -252,8 +260,12 @@ func (r *router) drain(delay time.Duration) error {
 	r.status.Drain()
 	r.log.Info("draining", "delay", delay, "timeout", r.cfg.drainTimeout, "active", r.server.Active())
 	time.Sleep(delay)
-	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.drainTimeout)
-	defer cancel()
+	ctx := context.Background()
+	if r.cfg.drainTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.cfg.drainTimeout)
+		defer cancel()
+	}
 	err := r.public.Shutdown(ctx)
 	if err == nil {
 		err = r.dispatcher.Wait(ctx)

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -78,7 +80,7 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.metricsHost, "prometheus-host", "127.0.0.1", "address of /metrics")
 	flags.Uint16Var(&f.metricsPort, "prometheus-port", 29000, "port of /metrics; 0: none")
 	flags.DurationVar(&f.drainDelay, "drain-delay", 5*time.Second, "after SIGTERM, time to fail /readiness before the listener closes")
-	flags.DurationVar(&f.drainTimeout, "drain-timeout", 120*time.Second, "time for running requests to finish")
+	flags.DurationVar(&f.drainTimeout, "drain-timeout", 120*time.Second, "time for running requests to finish; 0: no limit")
 	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
 	flags.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 }
@@ -100,14 +102,18 @@ func (f *serveFlags) resolve(prefills []prefill) (config, error) {
 		return cfg, fmt.Errorf("--kv-connector %q is not supported: nixl", f.connector)
 	}
 	cfg.workers.Dialect = f.connector
-	for role, name := range map[worker.Role]string{worker.Regular: "", worker.Prefill: f.prefillPolicy, worker.Decode: f.decodePolicy} {
-		if name == "" {
-			name = f.policy
+	for _, p := range []struct {
+		role       worker.Role
+		flag, name string
+	}{
+		{worker.Regular, "--policy", f.policy},
+		{worker.Prefill, "--prefill-policy", cmp.Or(f.prefillPolicy, f.policy)},
+		{worker.Decode, "--decode-policy", cmp.Or(f.decodePolicy, f.policy)},
+	} {
+		if _, err := policy.New(p.name); err != nil {
+			return cfg, fmt.Errorf("%s: %w", p.flag, err)
 		}
-		if !slices.Contains(policy.Names(), name) {
-			return cfg, fmt.Errorf("policy %q is not known: %s", name, strings.Join(policy.Names(), ", "))
-		}
-		cfg.policies[role] = name
+		cfg.policies[p.role] = p.name
 	}
 	if len(f.requestIDHeaders) > 0 {
 		cfg.server.RequestIDHeaders = nil
@@ -115,9 +121,21 @@ func (f *serveFlags) resolve(prefills []prefill) (config, error) {
 	for _, name := range f.requestIDHeaders {
 		cfg.server.RequestIDHeaders = append(cfg.server.RequestIDHeaders, http.CanonicalHeaderKey(name))
 	}
-	cfg.dispatch.FirstByteTimeout = time.Duration(f.requestTimeoutSecs) * time.Second
-	cfg.health.Timeout = time.Duration(f.healthTimeoutSecs) * time.Second
-	cfg.health.Interval = time.Duration(f.healthIntervalSecs) * time.Second
+	for _, t := range []struct {
+		flag string
+		secs uint64
+		to   *time.Duration
+	}{
+		{"--request-timeout-secs", f.requestTimeoutSecs, &cfg.dispatch.FirstByteTimeout},
+		{"--health-check-timeout-secs", f.healthTimeoutSecs, &cfg.health.Timeout},
+		{"--health-check-interval-secs", f.healthIntervalSecs, &cfg.health.Interval},
+	} {
+		const most = uint64(math.MaxInt64 / time.Second)
+		if t.secs > most {
+			return cfg, fmt.Errorf("%s must be at most %d", t.flag, most)
+		}
+		*t.to = time.Duration(t.secs) * time.Second
+	}
 	return cfg, check(cfg, f)
 }
 
@@ -136,6 +154,8 @@ func check(cfg config, f *serveFlags) error {
 		{cfg.validity <= 0, "--handoff-max-age must be above 0"},
 		{cfg.dispatch.DecodeWait < 0, "--decode-wait must not be negative"},
 		{cfg.dispatch.IdleTimeout < 0, "--stream-idle-timeout must not be negative"},
+		{cfg.server.BodyTimeout < 0, "--client-body-timeout must not be negative"},
+		{cfg.server.WriteTimeout < 0, "--client-write-timeout must not be negative"},
 		{cfg.drainDelay < 0 || cfg.drainTimeout < 0, "--drain-delay and --drain-timeout must not be negative"},
 		{f.logFormat != "text" && f.logFormat != "json", "--log-format must be text or json"},
 	} {
@@ -159,7 +179,11 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	f := &serveFlags{config: defaultConfig()}
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	f.register(flags)
-	if err := parse(flags, expandLists(rest, "worker-urls", "decode", "request-id-headers"), stdout); err != nil {
+	rest, err = expandLists(rest, map[string]bool{"worker-urls": true, "request-id-headers": true, "decode": false})
+	if err != nil {
+		return err
+	}
+	if err := parse(flags, rest, stdout); err != nil {
 		return err
 	}
 	cfg, err := f.resolve(prefills)
@@ -169,6 +193,9 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	log, err := newLogger(stderr, f.logFormat, f.logLevel)
 	if err != nil {
 		return usageError{err}
+	}
+	if slices.ContainsFunc(prefills, prefill.hasPort) {
+		log.Warn("the bootstrap ports after --prefill have no effect with this KV connector", "kv_connector", f.connector)
 	}
 	r, err := newRouter(ctx, cfg, log)
 	if err != nil {
@@ -188,6 +215,8 @@ func runUntilSignal(ctx context.Context, r *router) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	delay := make(chan time.Duration, 1)
+	over := make(chan struct{})
+	defer close(over)
 	go func() {
 		select {
 		case s := <-signals:
@@ -201,9 +230,12 @@ func runUntilSignal(ctx context.Context, r *router) error {
 			delay <- 0
 			return
 		}
-		<-signals
-		r.log.Warn("second signal: ending at once")
-		os.Exit(1)
+		select {
+		case <-signals:
+			r.log.Warn("second signal: ending at once")
+			os.Exit(1)
+		case <-over:
+		}
 	}()
 	return r.run(ctx, func() time.Duration { return <-delay })
 }

@@ -5,7 +5,6 @@ package admin
 
 import (
 	"net/http"
-	"net/url"
 
 	"github.com/baton-llm/baton/internal/discovery/api"
 	"github.com/baton-llm/baton/internal/health"
@@ -21,7 +20,7 @@ type Admin struct {
 }
 
 // Mount adds the routes to an admin mux.
-func (a *Admin) Mount(mux *http.ServeMux) {
+func (a *Admin) Mount(mux api.Mux) {
 	mux.HandleFunc("GET /workers", a.list)
 	mux.HandleFunc("GET /workers/{worker...}", a.one)
 	mux.HandleFunc("GET /list_workers", a.urls)
@@ -33,7 +32,7 @@ type view struct {
 	URL            string            `json:"url"` // with @rank
 	ModelID        string            `json:"model_id"`
 	WorkerType     string            `json:"worker_type"`
-	IsHealthy      bool              `json:"is_healthy"` // ready for new work
+	IsHealthy      bool              `json:"is_healthy"` // fit for new work, be it as the last resort
 	Load           int64             `json:"load"`       // leases now
 	ConnectionMode string            `json:"connection_mode"`
 	Generation     worker.Generation `json:"generation"`
@@ -53,7 +52,7 @@ type view struct {
 func (a *Admin) view(w *worker.Worker) view {
 	id, work, models := w.ID(), w.Work(), w.Models().Names()
 	v := view{
-		URL: id.Label(), ModelID: "unknown", WorkerType: id.Role.String(), IsHealthy: w.Blocked() == 0,
+		URL: id.Label(), ModelID: "unknown", WorkerType: id.Role.String(), IsHealthy: w.Blocked().Ready(),
 		Load: w.Load(), ConnectionMode: "Http", Generation: id.Generation, State: w.Blocked().String(),
 		Holds: w.Holds(), Picked: w.Picked(), WaitingTokens: work.Waiting, HeldTokens: work.Held,
 		Models: models, Dialect: w.Endpoint().Dialect, ZMQ: w.Endpoint().ZMQ, Labels: w.Labels(),
@@ -78,22 +77,25 @@ func (a *Admin) list(w http.ResponseWriter, _ *http.Request) {
 	api.Reply(w, http.StatusOK, map[string]any{"workers": views, "total": len(views), "stats": stats})
 }
 
-// one answers with the workers of one URL, in any role.
+// one answers with the workers of one URL, in any role: with @rank that rank,
+// without it all.
 func (a *Admin) one(w http.ResponseWriter, r *http.Request) {
-	label := r.PathValue("worker")
-	if unescaped, err := url.PathUnescape(label); err == nil {
-		label = unescaped
+	base, rank, err := api.Target(r)
+	if err != nil {
+		api.Fail(w, http.StatusBadRequest, "INVALID_URL", err.Error())
+		return
 	}
 	views := []view{}
 	for _, role := range worker.Roles() {
 		for _, wk := range a.Pools[role].Snapshot().Workers {
-			if wk.Label() == label || wk.ID().URL == label {
+			if id := wk.ID(); id.URL == base && (rank == 0 || id.Rank == rank) {
 				views = append(views, a.view(wk))
 			}
 		}
 	}
 	switch len(views) {
 	case 0:
+		label := worker.ID{URL: base, Rank: rank}.Label()
 		api.Fail(w, http.StatusNotFound, "WORKER_NOT_FOUND", "worker "+label+" not found")
 	case 1:
 		api.Reply(w, http.StatusOK, views[0])

@@ -3,8 +3,12 @@
 package discovery
 
 import (
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -13,36 +17,93 @@ import (
 
 // ParseURL reads a worker's URL as users write it: http or https, a host, an
 // optional port and base path, and an optional @rank behind it all. It returns
-// the base URL in the one form that IDs use: lower-case scheme and host, no
-// trailing slash.
+// the base URL in the one form that IDs use: lower-case scheme and host, IPv6
+// addresses in their short form, no port that the scheme implies, no trailing
+// slash, no @.
 func ParseURL(s string) (base string, rank worker.Rank, err error) {
-	raw := strings.TrimSpace(s)
-	if i := strings.LastIndexByte(raw, '@'); i >= 0 {
-		n, err := strconv.Atoi(raw[i+1:])
-		if err != nil || n < 0 || n > worker.MaxRank {
-			return "", 0, fmt.Errorf("worker URL %q: what follows @ must be a data-parallel rank such as @0", s)
-		}
-		rank, raw = worker.AtRank(n), raw[:i]
+	raw, rank, err := cutRank(strings.TrimSpace(s))
+	if err != nil {
+		return "", 0, err
 	}
-	u, err := url.Parse(raw)
+	u, err := parse(raw)
+	if err == nil {
+		err = normalizeHost(u)
+	}
+	if err != nil {
+		return "", 0, fmt.Errorf("worker URL %q: %w", raw, err)
+	}
+	origin := url.URL{Scheme: u.Scheme, Host: u.Host}
+	path := strings.ReplaceAll(u.EscapedPath(), "@", "%40")
+	return origin.String() + strings.TrimRight(path, "/"), rank, nil
+}
+
+// cutRank takes @rank off the end. Its errors do not show what comes before,
+// which may be a password.
+func cutRank(s string) (rest string, rank worker.Rank, err error) {
+	i := strings.LastIndexByte(s, '@')
+	if i < 0 {
+		return s, 0, nil
+	}
+	n, err := strconv.ParseUint(s[i+1:], 10, 16)
+	switch {
+	case err != nil || n > worker.MaxRank:
+		return "", 0, fmt.Errorf("worker URL that ends in %q: what follows @ must be a data-parallel rank such as @0", s[i:])
+	case strings.Contains(s[:i], "@"):
+		return "", 0, fmt.Errorf("worker URL that ends in %q: there is more than one @; user names are not supported", s[i:])
+	}
+	return s[:i], worker.AtRank(int(n)), nil
+}
+
+// bareZone matches the zone of an IPv6 address up to its %, escaped as RFC 6874
+// asks for or bare as people write it.
+var bareZone = regexp.MustCompile(`^(\w+://\[[^]%/]*)%(25)?`)
+
+func parse(raw string) (*url.URL, error) {
+	scheme, _, ok := strings.Cut(raw, "://")
+	switch scheme = strings.ToLower(scheme); {
+	case ok && (scheme == "grpc" || scheme == "grpcs"):
+		return nil, errors.New("gRPC workers are not supported; give the engine's HTTP address")
+	case !ok || scheme != "http" && scheme != "https":
+		return nil, errors.New("it must start with http:// or https://")
+	}
+	u, err := url.Parse(bareZone.ReplaceAllString(raw, "${1}%25"))
 	switch {
 	case err != nil:
-		return "", 0, fmt.Errorf("worker URL %q: %w", s, err)
-	case u.Scheme == "grpc" || u.Scheme == "grpcs":
-		return "", 0, fmt.Errorf("worker URL %q: gRPC workers are not supported; give the engine's HTTP address", s)
-	case u.Scheme != "http" && u.Scheme != "https":
-		return "", 0, fmt.Errorf("worker URL %q must start with http:// or https://", s)
+		if e, ok := errors.AsType[*url.Error](err); ok {
+			err = e.Err // without the URL, which is named already
+		}
+		return nil, err
 	case u.Hostname() == "":
-		return "", 0, fmt.Errorf("worker URL %q has no host", s)
-	case u.User != nil:
-		return "", 0, fmt.Errorf("worker URL %q must not hold a user name", s)
+		return nil, errors.New("it has no host")
 	case u.RawQuery != "" || u.Fragment != "":
-		return "", 0, fmt.Errorf("worker URL %q must not have a query or fragment", s)
+		return nil, errors.New("it must not have a query or fragment")
 	}
-	if port := u.Port(); port != "" {
-		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
-			return "", 0, fmt.Errorf("worker URL %q: port must be between 1 and 65535", s)
+	return u, nil
+}
+
+// zone matches the zones that survive in any URL.
+var zone = regexp.MustCompile(`^[\w.~-]*$`)
+
+// normalizeHost gives the host and port of u their one form.
+func normalizeHost(u *url.URL) error {
+	host := strings.ToLower(u.Hostname())
+	if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
+		if !zone.MatchString(addr.Zone()) {
+			return errors.New("the zone of its address may only have letters, digits and -._~")
+		}
+		host = addr.String() // the case of the zone counts
+	}
+	implied := map[string]uint64{"http": 80, "https": 443}[u.Scheme]
+	port := implied
+	if s := u.Port(); s != "" {
+		var err error
+		if port, err = strconv.ParseUint(s, 10, 16); err != nil || port == 0 {
+			return errors.New("its port must be between 1 and 65535")
 		}
 	}
-	return u.Scheme + "://" + strings.ToLower(u.Host) + strings.TrimRight(u.EscapedPath(), "/"), rank, nil
+	u.Host = net.JoinHostPort(host, strconv.FormatUint(port, 10))
+	if port == implied {
+		u.Host = u.Host[:strings.LastIndexByte(u.Host, ':')]
+	}
+	return nil
 }

@@ -204,7 +204,7 @@ func (c *both) reason() error {
 // the dialect allows; else the leg goes on by itself.
 func (c *both) endPrefill() {
 	c.prefill.end(c.reason())
-	if !c.prefill.alone && !c.prefillOver {
+	if !c.prefill.alone.Load() && !c.prefillOver {
 		<-c.prefillDone
 	}
 }
@@ -222,7 +222,7 @@ func (c *both) endDecode(head bool) {
 		}
 		<-c.decoded
 	}
-	if c.decode.alone {
+	if c.decode.alone.Load() {
 		c.r.d.background.Go(finish)
 		return
 	}

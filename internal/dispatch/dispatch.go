@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/openai"
 	"github.com/baton-llm/baton/internal/pd"
@@ -69,7 +70,8 @@ type Deps struct {
 	Dialects   []pd.Dialect // in the order of worker.PoolConfig.Dialects
 	NewCarrier func(base string) (exchange.Carrier, error)
 	Health     Health
-	Logger     *slog.Logger // nil: discard
+	Breaker    *breaker.Breaker // nil: none
+	Logger     *slog.Logger     // nil: discard
 }
 
 // Dispatcher carries requests out. It is an observer of every pool: it keeps a
@@ -116,7 +118,7 @@ func (d *Dispatcher) Wait(ctx context.Context) error {
 
 // dialect returns the dialect that a worker speaks, nil if it is not built.
 func (d *Dispatcher) dialect(w *worker.Worker) pd.Dialect {
-	name := w.Endpoint().Dialect
+	name := w.Endpoint().Speaks()
 	for _, dialect := range d.deps.Dialects {
 		if dialect.Spec().Name == name {
 			return dialect

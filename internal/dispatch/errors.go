@@ -136,7 +136,7 @@ func (d *Dispatcher) census() string {
 			b := w.Blocked()
 			state := b.String()
 			if role != worker.Regular && d.dialect(w) == nil {
-				state = "KV connector " + clip(w.Endpoint().Dialect) + " not supported"
+				state = "KV connector " + clip(w.Endpoint().Speaks()) + " not supported"
 			}
 			states[state]++
 			if b != 0 && last == "" {

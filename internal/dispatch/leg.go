@@ -5,8 +5,10 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync/atomic"
 	"time"
 
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/pd"
 	"github.com/baton-llm/baton/internal/worker"
@@ -24,9 +26,10 @@ type leg struct {
 	stop   func() bool // ends the tie to the client
 	timer  *time.Timer
 	start  time.Time
-	read   bool // a byte of the body was read
-	ended  bool // the body was read to its end, or the exchange has failed
-	alone  bool // may not be cut off: it goes on by itself when its owner closes it
+	read   bool        // a byte of the body was read
+	ended  bool        // the body was read to its end, or the exchange has failed
+	broke  bool        // the exchange has failed
+	alone  atomic.Bool // may not be cut off: it goes on by itself when its owner closes it
 	closed bool
 	answer *exchange.Answer
 	record *Leg
@@ -53,6 +56,9 @@ func (r *run) newDetachedLeg(lease *worker.Lease, reason string) *leg {
 	r.mu.Lock()
 	r.legs = append(r.legs, l.record)
 	r.mu.Unlock()
+	if b := r.d.deps.Breaker; b != nil {
+		b.Begin(lease.Worker())
+	}
 	return l
 }
 
@@ -60,7 +66,7 @@ func (r *run) newDetachedLeg(lease *worker.Lease, reason string) *leg {
 // cut off survives the client.
 func (l *leg) obey(rule pd.Cancel) {
 	if rule != pd.AnyTime {
-		l.alone = true
+		l.alone.Store(true)
 		l.untie()
 	}
 }
@@ -68,7 +74,7 @@ func (l *leg) obey(rule pd.Cancel) {
 // end ends the exchange for a reason outside of it, if it may be cut off. Its
 // user sees the error and closes it.
 func (l *leg) end(reason error) {
-	if !l.alone {
+	if !l.alone.Load() {
 		l.cancel(reason)
 	}
 }
@@ -87,7 +93,7 @@ func (l *leg) send(head exchange.Head, body []byte) error {
 		l.answer, err = carrier.Send(l.ctx, head, body)
 	}
 	if err != nil {
-		l.ended = true
+		l.ended, l.broke = true, true
 		if exchange.Unsent(err) && !errors.Is(err, errDeparted) {
 			l.r.d.deps.Health.ConnectFailed(w, err)
 		}
@@ -120,12 +126,19 @@ func (l *leg) Read(p []byte) (int, error) {
 	if err == io.EOF {
 		return n, io.EOF
 	}
+	l.broke = true
 	return n, l.note(err)
 }
 
 // firstByte ends the wait for the first byte; from then on the idle time counts.
+// Of a decode leg it is the end of the hand-off too: whatever the cancel rule,
+// the leg may be cut off from here on.
 func (l *leg) firstByte() {
 	l.read = true
+	if l.alone.Load() && l.lease.Worker().ID().Role == worker.Decode {
+		l.alone.Store(false)
+		l.stop = context.AfterFunc(l.r.ctx, func() { l.cancel(errClientGone) })
+	}
 	l.r.mu.Lock()
 	l.record.FirstByte = time.Since(l.start)
 	l.r.mu.Unlock()
@@ -152,7 +165,7 @@ func (l *leg) note(err error) error {
 
 // fail ends the exchange for a reason of the router's own, which it returns.
 func (l *leg) fail(err error) error {
-	l.ended = true
+	l.ended, l.broke = true, true
 	l.cancel(err)
 	return l.note(err)
 }
@@ -164,7 +177,7 @@ func (l *leg) close() {
 		return
 	}
 	l.closed = true
-	if l.alone && !l.ended && l.answer != nil {
+	if l.alone.Load() && !l.ended && l.answer != nil {
 		l.r.d.background.Go(func() {
 			_, _ = io.Copy(io.Discard, l) // its end is all that counts
 			l.shut()
@@ -175,6 +188,7 @@ func (l *leg) close() {
 }
 
 func (l *leg) shut() {
+	cause := context.Cause(l.ctx)
 	if l.timer != nil {
 		l.timer.Stop()
 	}
@@ -186,10 +200,28 @@ func (l *leg) shut() {
 		_ = l.answer.Body.Close() // the exchange is over either way
 	}
 	l.cancel(nil)
+	if b := l.r.d.deps.Breaker; b != nil {
+		b.End(l.lease.Worker(), l.result(cause))
+	}
 	l.lease.Release()
 	l.r.mu.Lock()
 	l.record.Duration = time.Since(l.start)
 	l.r.mu.Unlock()
+}
+
+// result is what the leg says of its worker. A leg that was cut off from outside
+// says nothing.
+func (l *leg) result(cause error) breaker.Result {
+	switch {
+	case errors.Is(cause, errClientGone), errors.Is(cause, errOtherLeg):
+		return breaker.Unknown
+	case l.broke, l.answer != nil && l.answer.Status >= 500:
+		return breaker.Bad
+	case l.answer == nil:
+		return breaker.Unknown
+	default:
+		return breaker.Good
+	}
 }
 
 // head returns what is sent to a worker: the client's end-to-end fields, with

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/dispatch"
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/exchange/nethttp"
@@ -53,7 +55,7 @@ import (
 func TestLifecycle(t *testing.T) {
 	datadriven.Walk(t, "testdata/lifecycle", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
-			s := newStage()
+			s := newStage(filepath.Base(path))
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				return s.run(t, d)
 			})
@@ -68,6 +70,7 @@ type stage struct {
 	reg        *registry.Registry
 	pools      map[worker.Role]*worker.Pool
 	dispatcher *dispatch.Dispatcher
+	breaker    *breaker.Breaker
 	cancels    map[string]context.CancelFunc
 	servers    []*http.Server
 	start      time.Time
@@ -86,7 +89,9 @@ type script struct {
 	plain   bool // not streamed
 }
 
-func newStage() *stage {
+// newStage returns the stage of a script. Only the breaker's own script has a
+// breaker that ejects.
+func newStage(name string) *stage {
 	s := &stage{
 		Stage:   scenario.New(),
 		reg:     registry.New(),
@@ -98,6 +103,9 @@ func newStage() *stage {
 	cfg := dispatch.Default()
 	cfg.FirstByteTimeout = 60 * time.Second
 	cfg.IdleTimeout = 20 * time.Second
+	s.breaker = breaker.New(breaker.Config{
+		Failures: 3, Successes: 2, Timeout: time.Minute, Disabled: name != "breaker.txt",
+	}, nil)
 	sticky := &stickyDialect{fakeDialect: fakeDialect{spec: pd.Spec{Name: "sticky", Cancel: pd.AnyTime}}, s: s, ids: make(map[*worker.Worker]string)}
 	dialects := []pd.Dialect{
 		parkingDialect{pd.NewNIXL(30 * time.Second), s},
@@ -107,7 +115,7 @@ func newStage() *stage {
 		sticky,
 	}
 	s.dispatcher = dispatch.New(cfg, dispatch.Deps{
-		Pools: s.pools, Dialects: dialects, Health: s,
+		Pools: s.pools, Dialects: dialects, Health: s, Breaker: s.breaker,
 		Policies: map[worker.Role]policy.Policy{
 			worker.Regular: parkingPolicy{policy.LeastLoad{}, s, worker.Regular},
 			worker.Prefill: parkingPolicy{policy.LeastLoad{}, s, worker.Prefill},
@@ -124,7 +132,7 @@ func newStage() *stage {
 	for _, role := range worker.Roles() {
 		s.pools[role] = worker.NewPool(worker.PoolConfig{
 			Role: role, Lister: s.reg, Dialects: names,
-			Observers: []worker.Observer{s, s.dispatcher, sticky},
+			Observers: []worker.Observer{s, s.dispatcher, s.breaker, sticky},
 		})
 	}
 	return s
@@ -637,7 +645,7 @@ func (s *stage) finish(t *testing.T) {
 			t.Errorf("%s ends with load %d, holds %d, work %+v", w.ID(), w.Load(), w.Holds(), w.ChosenWork())
 		}
 	}
-	time.Sleep(10 * time.Second) // idle connections end
+	time.Sleep(2 * time.Minute) // idle connections and timers end
 }
 
 func split(d *datadriven.TestData) (words []string, opts map[string]string) {
@@ -662,7 +670,7 @@ func role(s string) worker.Role {
 }
 
 func reason(s string) worker.Block {
-	for b := worker.Pending; b <= worker.Draining; b <<= 1 {
+	for b := worker.Pending; b <= worker.Full; b <<= 1 {
 		if b.String() == s {
 			return b
 		}

@@ -2,6 +2,8 @@ package dispatch
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -133,7 +135,7 @@ func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, excep
 		return nil, err
 	}
 	p := &pair{
-		Pair:    pd.Pair{Request: r.call.Request, ID: r.legID(), Prefill: grants[0].Worker(), Decode: grants[1].Worker()},
+		Pair:    pd.Pair{Request: r.call.Request, ID: r.legID(), Mint: mint(), Prefill: grants[0].Worker(), Decode: grants[1].Worker()},
 		prefill: grants[0].Lease, prefillReason: pc.Reason(),
 		decode: grants[1].Lease, hold: grants[1].Hold, decodeReason: dc.Reason(),
 	}
@@ -144,6 +146,13 @@ func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, excep
 		dc.Keep(p.Decode)
 	}
 	return p, nil
+}
+
+// mint returns 32 hex digits that have not been returned before.
+func mint() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // crypto/rand never fails
+	return hex.EncodeToString(b[:])
 }
 
 // takeGroup is a way to take the decode worker, and the dialects that want it.

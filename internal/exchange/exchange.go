@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/textproto"
 	"strings"
 )
 
@@ -27,7 +28,8 @@ func (f Fields) Get(name string) string {
 	return ""
 }
 
-// Set replaces all values of a name, in place where it can.
+// Set replaces all values of a name by one, which comes last. The array is
+// reused.
 func (f Fields) Set(name, value string) Fields {
 	f = f.Del(name)
 	return append(f, Field{name, value})
@@ -61,26 +63,23 @@ var hopByHop = map[string]bool{
 // EndToEnd returns a copy of the fields without the hop-by-hop ones, those that
 // a Connection field names included.
 func (f Fields) EndToEnd() Fields {
-	var named []string
+	var named map[string]bool
 	for _, field := range f {
-		if field.Name == "Connection" {
-			for name := range strings.SplitSeq(field.Value, ",") {
-				named = append(named, strings.TrimSpace(name))
+		if field.Name != "Connection" {
+			continue
+		}
+		for name := range strings.SplitSeq(field.Value, ",") {
+			if named == nil {
+				named = make(map[string]bool)
 			}
+			named[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))] = true
 		}
 	}
 	kept := make(Fields, 0, len(f)+4)
-next:
 	for _, field := range f {
-		if hopByHop[field.Name] {
-			continue
+		if !hopByHop[field.Name] && !named[field.Name] {
+			kept = append(kept, field)
 		}
-		for _, name := range named {
-			if strings.EqualFold(name, field.Name) {
-				continue next
-			}
-		}
-		kept = append(kept, field)
 	}
 	return kept
 }

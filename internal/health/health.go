@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -90,7 +91,7 @@ type base struct {
 	workers map[*worker.Worker]*state
 	keyed   bool // its model list may not be read; said once
 	warned  time.Time
-	refused int // probes in a row whose connect was refused or reset
+	refused int // probes in a row whose connect was refused; kept from DownAfter on until one succeeds
 }
 
 // state is the machine of one worker.
@@ -205,16 +206,16 @@ func (c *Checker) ConnectFailed(w *worker.Worker, err error) {
 	if s == nil {
 		return
 	}
-	s.lastError = err.Error()
-	if connectRefused(err) {
-		c.suspect(w, s, err)
-		signal(b.wake)
-	} else {
+	if !refusedOrReset(err) {
 		c.failed(w, s, err)
+		return
+	}
+	if c.suspect(w, s, err) {
+		signal(b.wake)
 	}
 }
 
-func connectRefused(err error) bool {
+func refusedOrReset(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
 }
 
@@ -231,14 +232,18 @@ func (c *Checker) LastError(w *worker.Worker) string {
 	return ""
 }
 
-// suspect makes a worker pending. Called with mu held.
-func (c *Checker) suspect(w *worker.Worker, s *state, err error) {
+// suspect makes a worker pending and reports whether it was not. Called with mu
+// held.
+func (c *Checker) suspect(w *worker.Worker, s *state, err error) bool {
 	s.successes = 0
 	s.since = c.tick()
-	if w.Blocked()&worker.Pending == 0 {
-		w.Block(worker.Pending)
-		c.note(func() { c.log.Warn("worker pending", "worker", w.ID(), "err", err) })
+	s.lastError = err.Error()
+	if w.Blocked()&worker.Pending != 0 {
+		return false
 	}
+	w.Block(worker.Pending)
+	c.note(func() { c.log.Warn("worker pending", "worker", w.ID(), "err", err) })
+	return true
 }
 
 // failed counts a failure towards the down threshold. Called with mu held.
@@ -287,7 +292,8 @@ func (c *Checker) forgetModels(old, current []string) {
 		}
 	}
 	for _, name := range old {
-		if len(c.recent) < maxRecent && !contains(current, name) {
+		_, known := c.recent[name]
+		if !slices.Contains(current, name) && (known || len(c.recent) < maxRecent) {
 			c.recent[name] = now
 		}
 	}

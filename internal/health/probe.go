@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/baton-llm/baton/internal/worker"
@@ -44,15 +44,14 @@ func (c *Checker) Run(ctx context.Context) error {
 // runBase probes one server until it has no workers left.
 func (c *Checker) runBase(ctx context.Context, b *base) {
 	retry := c.cfg.FirstRetry
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(c.cfg.Interval) // the first probe is the wake of the first worker
 	defer timer.Stop()
 	for {
-		woken := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-b.wake:
-			woken = true
+			retry = c.cfg.FirstRetry
 		case <-timer.C:
 		}
 		if c.retire(b) {
@@ -63,17 +62,12 @@ func (c *Checker) runBase(ctx context.Context, b *base) {
 		if ctx.Err() != nil {
 			return
 		}
-		pending := c.apply(b, began, res)
-		switch {
-		case !pending:
-			retry = c.cfg.FirstRetry
-			timer.Reset(c.cfg.Interval)
-		case woken:
-			retry = c.cfg.FirstRetry
+		if c.apply(b, began, res, retry) {
 			timer.Reset(retry)
-		default:
 			retry = min(2*retry, c.cfg.LastRetry)
-			timer.Reset(retry)
+		} else {
+			timer.Reset(c.cfg.Interval)
+			retry = c.cfg.FirstRetry
 		}
 	}
 }
@@ -151,6 +145,9 @@ func (c *Checker) models(ctx context.Context, url string) (*models, error) {
 	if err := json.Unmarshal(body, &list); err != nil {
 		return nil, fmt.Errorf("GET %s: %w", path, err)
 	}
+	if list.Data == nil {
+		return nil, fmt.Errorf("GET %s: no model list", path)
+	}
 	m := &models{}
 	var names []string
 	for _, raw := range list.Data {
@@ -194,19 +191,12 @@ func (c *Checker) get(ctx context.Context, url string, limit int64) (int, []byte
 }
 
 // apply brings a probe's result to the workers attached before it began. It
-// reports whether any worker of the base is pending.
-func (c *Checker) apply(b *base, began uint64, res result) (pending bool) {
+// reports whether any worker of the base is pending: the next probe is then due
+// after retry.
+func (c *Checker) apply(b *base, began uint64, res result, retry time.Duration) (pending bool) {
 	var renew []worker.ID
 	c.mu.Lock()
-	restarted := false
-	switch {
-	case connectRefused(res.err):
-		b.refused++
-	case res.err == nil:
-		restarted = b.refused >= c.cfg.DownAfter
-		b.refused = 0
-	}
-	c.warn(b, res.err)
+	restarted := b.restarted(res.err, c.cfg.DownAfter)
 	for w, s := range b.workers {
 		switch {
 		case s.since > began:
@@ -214,8 +204,7 @@ func (c *Checker) apply(b *base, began uint64, res result) (pending bool) {
 			// Nobody listened for as long as it takes to call a worker down: what
 			// listens again is another process.
 			renew = append(renew, w.ID())
-		case connectRefused(res.err):
-			s.lastError = res.err.Error()
+		case refusedOrReset(res.err):
 			c.suspect(w, s, res.err)
 		case res.err != nil:
 			c.failed(w, s, res.err)
@@ -225,6 +214,11 @@ func (c *Checker) apply(b *base, began uint64, res result) (pending bool) {
 		}
 		pending = pending || w.Blocked()&worker.Pending != 0
 	}
+	if pending {
+		c.warn(b, res.err, retry)
+	} else {
+		c.warn(b, res.err, c.cfg.Interval)
+	}
 	c.unlock()
 	for _, id := range renew {
 		if c.deps.Renewer.Renew(id) {
@@ -232,6 +226,21 @@ func (c *Checker) apply(b *base, began uint64, res result) (pending bool) {
 		}
 	}
 	return pending
+}
+
+// restarted counts refused connects and reports whether a probe that ended with
+// err found another process than the one known: nobody had listened for
+// downAfter probes in a row. Called with Checker.mu held.
+func (b *base) restarted(err error, downAfter int) bool {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		b.refused++
+		return false
+	}
+	long := b.refused >= downAfter
+	if err == nil || !long {
+		b.refused = 0
+	}
+	return long && err == nil
 }
 
 // admitted reports whether the worker has ever been ready.
@@ -256,16 +265,14 @@ func (c *Checker) takeModels(b *base, w *worker.Worker, s *state, m *models) {
 
 // warn says that a server cannot be used and when it is tried next, at first
 // and then now and again. Called with mu held.
-func (c *Checker) warn(b *base, err error) {
+func (c *Checker) warn(b *base, err error, next time.Duration) {
 	if err == nil {
 		b.warned = time.Time{}
 		return
 	}
-	if !b.warned.IsZero() && time.Since(b.warned) < repeatWarning {
+	if len(b.workers) == 0 || !b.warned.IsZero() && time.Since(b.warned) < repeatWarning {
 		return
 	}
 	b.warned = time.Now()
-	c.note(func() { c.log.Warn("probe failed", "worker", b.url, "err", err, "next_within", c.cfg.Interval) })
+	c.note(func() { c.log.Warn("probe failed", "worker", b.url, "err", err, "next_within", next) })
 }
-
-func contains(list []string, s string) bool { return slices.Contains(list, s) }

@@ -53,14 +53,20 @@ func (e *Error) Body(r *Route) []byte {
 func (e *Error) anthropic() []byte {
 	typ := "api_error"
 	switch e.Status {
-	case 400, 405, 408, 413, 415:
+	case 400, 405, 408, 415:
 		typ = "invalid_request_error"
+	case 401:
+		typ = "authentication_error"
 	case 404:
 		typ = "not_found_error"
+	case 413:
+		typ = "request_too_large"
 	case 429:
 		typ = "rate_limit_error"
 	case 503:
 		typ = "overloaded_error"
+	case 504:
+		typ = "timeout_error"
 	}
 	return marshal(map[string]any{"type": "error", "error": map[string]string{
 		"type": typ, "message": e.Message, "code": e.Code,

@@ -16,12 +16,14 @@ const (
 	N
 	BestOf
 	Echo
+	UseBeamSearch
 	PromptLogprobs
 	PreviousResponseID
 	Background
 	Store
 	KVTransferParams
 	Prompt
+	PromptEmbeds
 	Messages
 	Input
 	TokenIDs
@@ -33,6 +35,9 @@ const (
 	SamplingN
 	SamplingPromptLogprobs
 	SamplingKVTransferParams
+	IgnoreEOS
+	Stop
+	StopTokenIDs
 )
 
 var members = NewPaths(
@@ -47,12 +52,14 @@ var members = NewPaths(
 	"n",
 	"best_of",
 	"echo",
+	"use_beam_search",
 	"prompt_logprobs",
 	"previous_response_id",
 	"background",
 	"store",
 	"kv_transfer_params",
 	"prompt",
+	"prompt_embeds",
 	"messages",
 	"input",
 	"token_ids",
@@ -64,6 +71,9 @@ var members = NewPaths(
 	"sampling_params.n",
 	"sampling_params.prompt_logprobs",
 	"sampling_params.extra_args.kv_transfer_params",
+	"ignore_eos",
+	"stop",
+	"stop_token_ids",
 )
 
 // Request is what the router knows of one client request. Doc refers to the
@@ -120,33 +130,40 @@ func (r *Request) measure() {
 		}
 	}
 	for _, id := range [...]int{MaxCompletionTokens, MaxTokens, MaxOutputTokens, SamplingMaxTokens} {
-		limit, _ := r.Doc.Value(id).Int()
-		r.Limit = cmp.Or(r.Limit, max(0, limit))
+		if limit, ok := r.Doc.Value(id).Int(); ok {
+			r.Limit = cmp.Or(r.Limit, max(0, limit))
+		}
 	}
 }
 
 // whole names what only one worker that does both phases can serve: several
-// prompts get hand-off parameters for the first alone, prompt log
-// probabilities and echo need the prompt's own pass, and a stored response is
-// known to its own worker only.
+// prompts get hand-off parameters for the first alone, a beam search gets none,
+// prompt log probabilities and echo need the prompt's own pass, and a stored
+// response is known to its own worker only.
 func (r *Request) whole() string {
 	d := &r.Doc
-	if v := d.Value(Prompt); v.Kind == Array && v.Len > 1 && (v.First == String || v.First == Array) {
+	given := func(member int) bool {
+		kind := d.Value(member).Kind
+		return kind != Missing && kind != Null
+	}
+	// vLLM takes 1, "true" and "on" for true as well.
+	wanted := func(member int) bool { return given(member) && d.Value(member).Kind != False }
+	switch v := d.Value(Prompt); {
+	case v.Kind == Array && v.Len > 1 && (v.First == String || v.First == Array):
 		return "prompt"
-	}
-	if d.Value(Echo).Bool() {
+	case given(PromptEmbeds) && (given(Prompt) || d.Value(PromptEmbeds).Len > 1):
+		return "prompt_embeds"
+	case wanted(Echo):
 		return "echo"
-	}
-	for _, id := range [...]int{PromptLogprobs, SamplingPromptLogprobs} {
-		if v := d.Value(id); v.Kind != Missing && v.Kind != Null && v.Kind != False {
-			return "prompt_logprobs"
-		}
-	}
-	if v := d.Value(PreviousResponseID); v.Kind != Missing && v.Kind != Null {
+	case wanted(UseBeamSearch):
+		return "use_beam_search"
+	case given(PromptLogprobs), given(SamplingPromptLogprobs): // 0 and false, which is 0, ask for them too
+		return "prompt_logprobs"
+	case given(PreviousResponseID):
 		return "previous_response_id"
-	}
-	if d.Value(Background).Bool() {
+	case wanted(Background):
 		return "background"
+	default:
+		return ""
 	}
-	return ""
 }

@@ -73,6 +73,10 @@ var (
 	allowedRoute = &Route{Name: "allowed", Class: Auxiliary}
 )
 
+// Allowed reports whether the route is one of those allowed beyond the built-in
+// list. What its paths mean is unknown.
+func (r *Route) Allowed() bool { return r == allowedRoute }
+
 type routeTable struct {
 	exact    map[string]*Route
 	prefixes []*Route

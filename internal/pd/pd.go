@@ -38,7 +38,7 @@ type Cancel uint8
 const (
 	_            Cancel = iota
 	AnyTime             // the leg may be ended at any time
-	UntilHandoff        // a leg that may have begun to hand over runs to its end
+	UntilHandoff        // not before the hand-off is over: prefill's answer, decode's first byte
 )
 
 // Spec is what dispatch must know of a dialect.
@@ -69,9 +69,11 @@ func (s *Spec) Serves(r *openai.Route) bool {
 // is nil until it has been chosen.
 type Pair struct {
 	Request *openai.Request
-	ID      string // request id of this attempt's legs
+	ID      string // request id of the next leg, unless the dialect makes one of its own
+	Mint    string // 32 lower-case hex digits, new for each pair: what ids of dialects are made of
 	Prefill *worker.Worker
 	Decode  *worker.Worker
+	Turn    *int // data-parallel rank the dialect has chosen for prefill, if it has
 }
 
 // Leg is what is sent to one worker of a pair, beyond what the client sent.
@@ -81,7 +83,8 @@ type Leg struct {
 }
 
 // Handoff is what a prefill answer gave for the decode leg, as the dialect
-// wants it back.
+// wants it back. Params is nil if nothing was handed over; a dialect whose
+// engines hand over without telling the router leaves it empty.
 type Handoff struct{ Params []byte }
 
 // Dialect writes the legs for one KV connector.
@@ -99,7 +102,7 @@ type Dialect interface {
 	Decode(p *Pair, h Handoff) (Leg, error)
 	// Discard writes a leg to the decode worker that makes the engines give up
 	// the hand-off, and says whether it is to be read to its end or closed at its
-	// headers.
+	// headers. If the pair was chosen first, the worker is that of the pair.
 	Discard(p *Pair, h Handoff) (leg Leg, read bool, err error)
 }
 
@@ -190,21 +193,30 @@ const (
 
 var answerMembers = openai.NewPaths("kv_transfer_params", "error", "choices", "status")
 
+// readAnswer scans a prefill answer and finds out whether it says that the
+// prefill failed after all.
+func readAnswer(d *openai.Doc, body []byte) error {
+	if err := answerMembers.Scan(d, body); err != nil {
+		return fmt.Errorf("prefill answer: %w", err)
+	}
+	if v := d.Value(answerError); v.Kind != openai.Missing && v.Kind != openai.Null {
+		return &FailedError{Reason: "an error object"}
+	}
+	if status, _ := d.Value(answerStatus).Text(); status == "failed" || status == "cancelled" {
+		return &FailedError{Reason: "status " + status}
+	}
+	if reason := finishReason(d.Value(answerChoices).Raw); reason == "abort" || reason == "error" {
+		return &FailedError{Reason: "finish_reason " + reason}
+	}
+	return nil
+}
+
 // readParams returns the hand-off parameters of a prefill answer, which may be
 // at its top level only.
 func readParams(body []byte) (Handoff, error) {
 	var d openai.Doc
-	if err := answerMembers.Scan(&d, body); err != nil {
-		return Handoff{}, fmt.Errorf("prefill answer: %w", err)
-	}
-	if v := d.Value(answerError); v.Kind != openai.Missing && v.Kind != openai.Null {
-		return Handoff{}, &FailedError{Reason: "an error object"}
-	}
-	if status, _ := d.Value(answerStatus).Text(); status == "failed" || status == "cancelled" {
-		return Handoff{}, &FailedError{Reason: "status " + status}
-	}
-	if reason := finishReason(d.Value(answerChoices).Raw); reason == "abort" || reason == "error" {
-		return Handoff{}, &FailedError{Reason: "finish_reason " + reason}
+	if err := readAnswer(&d, body); err != nil {
+		return Handoff{}, err
 	}
 	v := d.Value(answerParams)
 	if v.Kind != openai.Object || v.Len == 0 {

@@ -2,7 +2,8 @@ package policy
 
 import "github.com/baton-llm/baton/internal/worker"
 
-// LeastLoad chooses the candidate with the fewest leases and holds; of equals
+// LeastLoad chooses the candidate with the fewest leases and holds, with the
+// requests that others have put on the engine counted in; of equals
 // the one whose last pick is longest ago, then the first by URL and rank.
 //
 // The tie-break is that of vllm-project/router#299 with the time since the last
@@ -26,10 +27,10 @@ func (leastLoadChoice) Reason() string { return "load" }
 
 func (leastLoadChoice) Choose(c *worker.Candidates) *worker.Worker {
 	best := c.At(0)
-	load, turn := best.Chosen(), best.Turn()
+	load, turn := best.Demand(), best.Turn()
 	for i := 1; i < c.Len(); i++ {
 		w := c.At(i)
-		if l := w.Chosen(); l < load || l == load && w.Turn() < turn {
+		if l := w.Demand(); l < load || l == load && w.Turn() < turn {
 			best, load, turn = w, l, w.Turn()
 		}
 	}

@@ -456,7 +456,7 @@ func roles(words []string) []worker.Role {
 }
 
 func reason(s string) worker.Block {
-	for b := worker.Pending; b <= worker.Draining; b <<= 1 {
+	for b := worker.Pending; b <= worker.Full; b <<= 1 {
 		if b.String() == s {
 			return b
 		}

@@ -24,6 +24,31 @@ func (e *entry) put(c claim) bool {
 	return true
 }
 
+// rival reports whether the process with that ZMQ address lost the entry to the
+// present one less than a TTL ago, or has kept announcing itself since.
+func (e *entry) rival(zmq string, now, ttl int64) bool {
+	if zmq == "" || ttl == 0 || zmq == e.reg.Endpoint.ZMQ {
+		return false
+	}
+	for i := range e.rivals {
+		r := &e.rivals[i]
+		if r.zmq == zmq && now-r.seen <= ttl {
+			r.seen = now
+			return true
+		}
+	}
+	return false
+}
+
+// replaced remembers the process that has just lost the entry.
+func (e *entry) replaced(zmq string, now int64) {
+	e.rivals = slices.DeleteFunc(e.rivals, func(r rival) bool { return r.zmq == zmq || r.zmq == e.reg.Endpoint.ZMQ })
+	if len(e.rivals) == maxRivals {
+		e.rivals = slices.Delete(e.rivals, 0, 1)
+	}
+	e.rivals = append(e.rivals, rival{zmq, now})
+}
+
 // drop removes the claim of a source and reports whether there was one.
 func (e *entry) drop(source string) bool {
 	n := len(e.claims)

@@ -59,6 +59,7 @@ type modelEntry struct {
 	zmq        string
 	order      []string // sources, the one whose facts changed last first
 	claims     map[string]modelClaim
+	lost       map[string]time.Time // ZMQ addresses that lost the entry, and when they were last heard
 }
 
 type modelClaim struct {
@@ -142,10 +143,14 @@ func (m *model) expire(now time.Time) {
 func (m *model) register(o op, now time.Time) worker.Generation {
 	e := m.entries[o.Role][o.URL]
 	if e == nil {
-		e = &modelEntry{claims: map[string]modelClaim{}}
+		e = &modelEntry{claims: map[string]modelClaim{}, lost: map[string]time.Time{}}
 		m.allocate(o.Role, e)
 		m.entries[o.Role][o.URL] = e
+	} else if at, lost := e.lost[o.ZMQ]; lost && o.TTL > 0 && o.ZMQ != e.zmq && now.Sub(at) <= o.TTL {
+		e.lost[o.ZMQ] = now
+		return e.generation
 	}
+	before := e.zmq
 	old, had := e.claims[o.Source]
 	c := modelClaim{zmq: o.ZMQ}
 	if o.TTL > 0 {
@@ -156,6 +161,10 @@ func (m *model) register(o op, now time.Time) worker.Generation {
 		e.order = slices.DeleteFunc(e.order, func(s string) bool { return s == o.Source })
 		e.order = slices.Insert(e.order, 0, o.Source)
 		m.merge(o.Role, e)
+	}
+	if before != "" && before != e.zmq {
+		e.lost[before] = now
+		delete(e.lost, e.zmq)
 	}
 	return e.generation
 }

@@ -23,6 +23,11 @@ const DefaultMaxEntries = 10_000
 // ErrFull is returned when a role has as many entries as it may have.
 var ErrFull = errors.New("registry full")
 
+// ErrRival is returned for a registration of a process whose address another one
+// took over a short while ago and still claims: two processes announce one
+// address. The later one keeps it until it has been silent for a TTL.
+var ErrRival = errors.New("another process announces the same address")
+
 // ErrUnknown is returned when no live registration is meant.
 var ErrUnknown = errors.New("not registered")
 
@@ -80,7 +85,17 @@ type place struct {
 type entry struct {
 	reg    worker.Registration // labels and endpoint merged from the claims
 	claims []claim             // the one whose facts changed last comes first
+	rivals []rival             // processes that this one replaced, newest last
 }
+
+// rival is a process that announced the address before the present one.
+type rival struct {
+	zmq  string
+	seen int64 // when it did so last, as Registry.now
+}
+
+// maxRivals bounds the processes remembered of one address.
+const maxRivals = 8
 
 // claim is one source's word that a worker is there.
 type claim struct {
@@ -134,7 +149,11 @@ func (r *Registry) registerLocked(t *table, source string, reg worker.Registrati
 		t.allocateLocked(e)
 		change = Added
 	}
+	if change == Kept && e.rival(reg.Endpoint.ZMQ, now, int64(ttl)) {
+		return worker.ID{}, 0, ErrRival
+	}
 	c := claim{source: source, endpoint: reg.Endpoint, labels: reg.Labels}
+	before := e.reg.Endpoint.ZMQ
 	if ttl > 0 {
 		c.expires = now + int64(ttl)
 		if next := t.next.Load(); next == 0 || c.expires < next {
@@ -143,6 +162,9 @@ func (r *Registry) registerLocked(t *table, source string, reg worker.Registrati
 	}
 	if moved := e.put(c); moved || change == Added {
 		change = max(change, t.mergeLocked(e))
+	}
+	if change == Replaced && before != "" && before != e.reg.Endpoint.ZMQ {
+		e.replaced(before, now)
 	}
 	if change != Kept {
 		t.stamp.Add(1)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/exchange/nethttp"
 	"github.com/baton-llm/baton/internal/openai"
+	"github.com/baton-llm/baton/internal/worker"
 )
 
 // exchangeLog gathers what the access line and the metrics say of one request.
@@ -79,13 +81,14 @@ func (e *exchangeLog) routeName() string {
 // finish counts the request, writes its access line, and then breaks the
 // connection off if the answer is not complete or a panic came through.
 func (s *Server) finish(e *exchangeLog, sink *nethttp.Sink) {
-	if p := recover(); p != nil && p != http.ErrAbortHandler { //nolint:errorlint // a panic value is compared as net/http does
-		s.log.Error("panic while serving", "request_id", e.id, "err", p)
-		e.code = "internal"
-		if sink.Status() == 0 {
-			e.answer(sink, &openai.Error{Status: http.StatusInternalServerError, Code: "internal", Message: "internal error"}, "")
-		} else {
+	if p := recover(); p != nil {
+		s.log.Error("panic while serving", "request_id", e.id, "err", p, "stack", string(debug.Stack()))
+		err := &dispatch.Error{Status: http.StatusInternalServerError, Code: "internal", Message: "internal error"}
+		e.outcome = dispatch.Outcome{Err: err, Started: sink.Status() != 0}
+		if e.outcome.Started {
 			sink.Abort()
+		} else {
+			e.answer(sink, err.Object(), "")
 		}
 	}
 	status := e.status(sink)
@@ -93,7 +96,7 @@ func (s *Server) finish(e *exchangeLog, sink *nethttp.Sink) {
 	s.metrics.observe(e, status, duration)
 	attrs := []slog.Attr{
 		slog.String("request_id", e.id),
-		slog.String("method", e.method),
+		slog.String("method", clip(e.method)),
 		slog.String("route", e.routeName()),
 		slog.Int("status", status),
 		slog.Duration("duration", duration),
@@ -109,8 +112,13 @@ func (s *Server) finish(e *exchangeLog, sink *nethttp.Sink) {
 	if fb := e.outcome.FirstByte; fb > 0 {
 		attrs = append(attrs, slog.Duration("first_byte", fb))
 	}
+	var legs [worker.NumRoles]int
 	for _, leg := range e.outcome.Legs {
-		attrs = append(attrs, slog.Attr{Key: leg.Worker.Role.String() + "_leg", Value: legValue(leg)})
+		key := leg.Worker.Role.String() + "_leg"
+		if legs[leg.Worker.Role]++; legs[leg.Worker.Role] > 1 {
+			key += "_" + strconv.Itoa(legs[leg.Worker.Role]) // a name does not stand twice in one object
+		}
+		attrs = append(attrs, slog.Attr{Key: key, Value: legValue(leg)})
 	}
 	if err := e.outcome.Err; err != nil {
 		attrs = append(attrs, slog.String("code", err.Code), slog.String("err", err.Error()))
@@ -118,6 +126,11 @@ func (s *Server) finish(e *exchangeLog, sink *nethttp.Sink) {
 		attrs = append(attrs, slog.String("code", e.code))
 	}
 	s.log.LogAttrs(context.Background(), slog.LevelInfo, "request", attrs...)
+	if status == dispatch.StatusClientGone || sink.Status() == 0 {
+		// To a client that has closed only its sending half, net/http would end the
+		// answer well, or send an empty 200.
+		sink.Abort()
+	}
 	sink.End()
 }
 

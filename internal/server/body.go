@@ -41,9 +41,9 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	var extended time.Time
 	buf := make([]byte, 0, size)
 	for {
-		if d := s.cfg.BodyTimeout; d > 0 && time.Since(extended) > d/4 {
+		if time.Since(extended) > s.cfg.BodyTimeout/4 {
 			extended = time.Now()
-			_ = rc.SetReadDeadline(extended.Add(d)) // without deadlines there is none to keep
+			s.awaitBody(rc)
 		}
 		if len(buf) == cap(buf) {
 			buf = grow(buf, r.ContentLength)
@@ -72,6 +72,14 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	}
 }
 
+// awaitBody gives the client time for the next part of its body. It is more
+// than the timeout, so that the deadline need not move for each part.
+func (s *Server) awaitBody(rc *http.ResponseController) {
+	if d := s.cfg.BodyTimeout; d > 0 {
+		_ = rc.SetReadDeadline(time.Now().Add(d + d/4)) // without deadlines there is none to keep
+	}
+}
+
 // grow doubles the buffer, or makes it just large enough for the length
 // announced once a good part of that has come.
 func grow(buf []byte, announced int64) []byte {
@@ -96,7 +104,7 @@ func parse(req *openai.Request, route *openai.Route, r *http.Request, body []byt
 			Status: http.StatusUnsupportedMediaType, Code: "encoded_body",
 			Message: "the body must be sent without Content-Encoding",
 		}
-	case strings.HasPrefix(contentType, "multipart/form-data"):
+	case isForm(contentType):
 		if route.Class == openai.Pairable {
 			return &openai.Error{
 				Status: http.StatusUnsupportedMediaType, Code: "not_json",
@@ -107,4 +115,9 @@ func parse(req *openai.Request, route *openai.Route, r *http.Request, body []byt
 	default:
 		return req.ParseJSON(route, body)
 	}
+}
+
+func isForm(contentType string) bool {
+	mediaType, _, _ := strings.Cut(contentType, ";")
+	return strings.EqualFold(strings.TrimSpace(mediaType), "multipart/form-data")
 }

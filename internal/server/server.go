@@ -79,8 +79,11 @@ func (s *Server) Active() int64 { return s.active.Load() }
 
 // ServeHTTP implements [http.Handler].
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	path := r.URL.EscapedPath()
-	route := openai.FindRoute(path, s.cfg.AllowPaths)
+	if r.ContentLength != 0 {
+		// Who answers without the body has net/http read what is left of it.
+		s.awaitBody(http.NewResponseController(w))
+	}
+	route := openai.FindRoute(r.URL.EscapedPath(), s.cfg.AllowPaths)
 	if _, pattern := s.mux.Handler(r); pattern != "" {
 		s.mux.ServeHTTP(w, r)
 		return
@@ -95,7 +98,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serve carries one request out. What it does not answer itself is in e.
 func (s *Server) serve(e *exchangeLog, sink *nethttp.Sink, w http.ResponseWriter, r *http.Request) {
-	if err := s.refuse(e.route, r); err != nil {
+	if err := s.refuse(w, e.route, r); err != nil {
 		e.refuse(sink, err)
 		return
 	}
@@ -111,7 +114,7 @@ func (s *Server) serve(e *exchangeLog, sink *nethttp.Sink, w http.ResponseWriter
 		return
 	}
 	e.model, e.stream = req.Model, req.Stream
-	call := &dispatch.Call{Request: req, Head: s.head(r), ID: e.id}
+	call := &dispatch.Call{Request: req, Head: s.head(e.route, r), ID: e.id}
 	e.outcome = s.deps.Dispatcher.Do(r.Context(), call, sink)
 	if err := e.outcome.Err; err != nil && !e.outcome.Started && !e.outcome.ClientGone {
 		e.answer(sink, err.Object(), err.RetryAfter)
@@ -119,19 +122,20 @@ func (s *Server) serve(e *exchangeLog, sink *nethttp.Sink, w http.ResponseWriter
 }
 
 // refuse returns why a request is not even read.
-func (s *Server) refuse(route *openai.Route, r *http.Request) error {
+func (s *Server) refuse(w http.ResponseWriter, route *openai.Route, r *http.Request) error {
 	switch {
 	case route == nil:
 		return &openai.Error{
 			Status: http.StatusNotFound, Code: "path_not_served",
 			Message: "this path is not served; --allow-path adds paths",
 		}
-	case r.Header.Get("Upgrade") != "":
+	case upgrades(r.Header):
 		return &openai.Error{
 			Status: http.StatusNotImplemented, Code: "upgrade_not_served",
 			Message: "protocol upgrades such as WebSocket are not served",
 		}
 	case route.Class != openai.Stored && route.Class != openai.Auxiliary && route.Name != "other" && r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
 		return &openai.Error{
 			Status: http.StatusMethodNotAllowed, Code: "method_not_allowed",
 			Message: "this path takes POST only",
@@ -140,20 +144,44 @@ func (s *Server) refuse(route *openai.Route, r *http.Request) error {
 	return nil
 }
 
+// upgrades reports whether a client asks for another protocol. The offer to go
+// on in HTTP/2, which some clients make with each request, can be ignored.
+func upgrades(h http.Header) bool {
+	for _, value := range h["Upgrade"] {
+		for protocol := range strings.SplitSeq(value, ",") {
+			if protocol = strings.TrimSpace(protocol); protocol != "" && !strings.EqualFold(protocol, "h2c") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // head returns the head of the client's request, with what a proxy says about
-// the client added.
-func (s *Server) head(r *http.Request) exchange.Head {
+// the client added. A trailing slash is taken away where it means nothing: a
+// worker would answer with a redirect to itself.
+func (s *Server) head(route *openai.Route, r *http.Request) exchange.Head {
 	h := nethttp.Head(r)
+	if path, query, asked := strings.Cut(h.Target, "?"); strings.HasSuffix(path, "/") && !route.Allowed() {
+		h.Target = strings.TrimSuffix(path, "/")
+		if asked {
+			h.Target += "?" + query
+		}
+	}
+	h.Fields = h.Fields.EndToEnd() // before anything is added that it could take away
 	host, _, ok := strings.Cut(r.RemoteAddr, "]")
 	if ok {
 		host = strings.TrimPrefix(host, "[")
 	} else {
 		host, _, _ = strings.Cut(r.RemoteAddr, ":")
 	}
-	if before := strings.Join(r.Header.Values("X-Forwarded-For"), ", "); before != "" {
-		host = before + ", " + host
+	var chain []string
+	for _, f := range h.Fields {
+		if f.Name == "X-Forwarded-For" {
+			chain = append(chain, f.Value)
+		}
 	}
-	h.Fields = h.Fields.Set("X-Forwarded-For", host)
+	h.Fields = h.Fields.Set("X-Forwarded-For", strings.Join(append(chain, host), ", "))
 	if h.Fields.Get("X-Forwarded-Host") == "" {
 		h.Fields = h.Fields.Set("X-Forwarded-Host", r.Host)
 	}

@@ -3,7 +3,7 @@ package server
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
+	"math"
 	"net/http"
 	"sync/atomic"
 
@@ -55,7 +55,11 @@ func (s *Status) Unready() string {
 }
 
 func (s *Status) check(role worker.Role) worker.Need {
-	return worker.Need{Pool: s.Pools[role], Take: worker.Check}
+	need := worker.Need{Pool: s.Pools[role], Take: worker.Check}
+	if role != worker.Regular {
+		need.Want.Dialects = math.MaxUint64 // any that is built
+	}
+	return need
 }
 
 type roleCount struct{ ready, total int }
@@ -114,25 +118,25 @@ func (s *Status) readiness(w http.ResponseWriter, _ *http.Request) {
 // URL and rank. Without a ready worker the list is empty.
 func (s *Status) models(w http.ResponseWriter, _ *http.Request) {
 	seen := make(map[string]bool)
-	data := []json.RawMessage{}
+	body := []byte(`{"object":"list","data":[`)
 	for _, role := range worker.Roles() {
 		for _, wk := range s.Pools[role].Snapshot().Workers {
 			if wk.Blocked() != 0 {
 				continue
 			}
 			for _, card := range s.Health.Cards(wk) {
-				if !seen[card.ID] {
-					seen[card.ID] = true
-					data = append(data, card.Raw)
+				if seen[card.ID] {
+					continue
 				}
+				if len(seen) > 0 {
+					body = append(body, ',')
+				}
+				seen[card.ID] = true
+				body = append(body, card.Raw...)
 			}
 		}
 	}
-	body, err := json.Marshal(map[string]any{"object": "list", "data": data})
-	if err != nil {
-		text(w, http.StatusInternalServerError, fmt.Sprintf("model list: %v\n", err))
-		return
-	}
+	body = append(body, "]}"...)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(body) // the client may be gone
 }

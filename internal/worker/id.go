@@ -112,6 +112,15 @@ type Endpoint struct {
 	Incarnation string // the process behind the address as its source knows it (pod UID and restart count, engine id)
 }
 
+// Speaks names the dialect, and the transfer mode if it has one: dialects that
+// work in several modes are one for each.
+func (e Endpoint) Speaks() string {
+	if e.Mode == "" {
+		return e.Dialect
+	}
+	return e.Dialect + "/" + e.Mode
+}
+
 // Registration is one registered lifetime. The label "group" names its
 // compatibility group; workers pair only within one group.
 type Registration struct {

@@ -101,7 +101,8 @@ const maxNeeds = NumRoles - 1
 // membership. Grants come in the order of the needs.
 //
 // A candidate is ready, serves the model, speaks a dialect asked for and is not
-// excepted. If both a prefill and a decode worker are needed, prefill
+// excepted. If no worker is that ready, those with a nearly full KV cache are
+// candidates too, and then those that the breaker has ejected. If both a prefill and a decode worker are needed, prefill
 // candidates are those with a compatible decode candidate, and the decode
 // worker chosen is compatible with the prefill worker chosen. At most one need
 // per role.
@@ -177,20 +178,30 @@ func chooseLocked(needs []Need, byRole [NumRoles]int) (chosen [maxNeeds]*Worker,
 // filterLocked fills the pool's scratch list with the need's candidates.
 func (n *Need) filterLocked() error {
 	p := n.Pool
-	p.cands.workers = p.cands.workers[:0]
-	for _, w := range p.snap.Load().Workers {
-		if n.Want.admits(w) {
-			p.cands.workers = append(p.cands.workers, w)
+	for _, overlooked := range resorts {
+		p.cands.workers = p.cands.workers[:0]
+		blocked := false
+		for _, w := range p.snap.Load().Workers {
+			switch b := w.Blocked(); {
+			case b&^overlooked != 0:
+				blocked = true
+			case n.Want.admits(w):
+				p.cands.workers = append(p.cands.workers, w)
+			}
+		}
+		if len(p.cands.workers) > 0 {
+			return nil
+		}
+		if !blocked {
+			break
 		}
 	}
-	if len(p.cands.workers) == 0 {
-		return &NoneError{Role: p.role}
-	}
-	return nil
+	return &NoneError{Role: p.role}
 }
 
+// admits reports whether the worker would do, whatever blocks it.
 func (want *Want) admits(w *Worker) bool {
-	if w.block.Load() != 0 || !w.Serves(want.Model) {
+	if !w.Serves(want.Model) {
 		return false
 	}
 	f := w.facts.Load()

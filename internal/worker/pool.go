@@ -37,7 +37,7 @@ type PoolConfig struct {
 	Lister    Lister
 	Observers []Observer // told in this order
 	Initial   Block      // reasons a new worker starts with, such as Pending
-	Dialects  []string   // names of the dialects that are built, at most 64; bit i of Want.Dialects is the i-th
+	Dialects  []string   // what Endpoint.Speaks says for the dialects that are built, at most 64; bit i of Want.Dialects is the i-th
 	Leaked    func(ID)   // called, from any goroutine, for a lease collected before its release; for tests
 }
 

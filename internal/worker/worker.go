@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
+	"time"
 	"unique"
 )
 
@@ -15,7 +16,10 @@ type Worker struct {
 
 	facts  atomic.Pointer[facts]  // stored by Pool.Reconcile under Pool.mu
 	models atomic.Pointer[Models] // stored by health
-	block  atomic.Uint32          // each bit by its owner
+	engine atomic.Pointer[Engine] // stored by health
+	// foreign is the load that others put on the engine, stored by health.
+	foreign atomic.Int64
+	block   atomic.Uint32 // each bit by its owner
 
 	departed atomic.Bool // set once by Pool.Reconcile under Pool.mu
 
@@ -62,7 +66,7 @@ func newFacts(reg Registration, dialects []string) *facts {
 		mode:    reg.Endpoint.Mode,
 	})}
 	for i, name := range dialects {
-		if name == reg.Endpoint.Dialect {
+		if name == reg.Endpoint.Speaks() {
 			f.dialect = 1 << i
 		}
 	}
@@ -121,8 +125,20 @@ func (w *Worker) Load() int64 { return w.load.count.Load() }
 // Holds returns the number of holds neither started nor dropped.
 func (w *Worker) Holds() int64 { return w.promised.count.Load() }
 
-// Chosen returns leases and holds together: what a choice compares.
+// Chosen returns leases and holds together.
 func (w *Worker) Chosen() int64 { return w.Load() + w.Holds() }
+
+// Foreign returns the requests on the engine that are not this router's, as of
+// the last figures that are fresh; 0 if there are none.
+func (w *Worker) Foreign() int64 { return w.foreign.Load() }
+
+// SetForeign stores what [Worker.Foreign] returns. Only the owner of the worker's
+// health calls it.
+func (w *Worker) SetForeign(n int64) { w.foreign.Store(n) }
+
+// Demand returns what a choice compares: leases and holds, and the load that
+// others put on the engine.
+func (w *Worker) Demand() int64 { return w.Chosen() + w.Foreign() }
 
 // Work returns the tokens of the leases; holds are not in it.
 func (w *Worker) Work() Work {
@@ -151,6 +167,26 @@ func (w *Worker) Turn() uint64 { return w.turn.Load() }
 func (w *Worker) Compatible(other *Worker) bool {
 	return w.facts.Load().pair == other.facts.Load().pair
 }
+
+// Engine are an engine's own figures at one moment. A zero figure is unknown or
+// zero.
+type Engine struct {
+	At           time.Time // when they were read
+	Running      int64     // requests
+	Waiting      int64     // requests
+	KVUsage      float64   // used share of the KV cache, 0 to 1
+	CacheTokens  int64     // size of the KV cache
+	PrefixHits   float64   // tokens found in the prefix cache, ever
+	PrefixLookup float64   // tokens looked up in it, ever
+}
+
+// SetEngine stores the engine's figures. Only the owner of the worker's health
+// calls it.
+func (w *Worker) SetEngine(e *Engine) { w.engine.Store(e) }
+
+// Engine returns the figures stored last, nil if there are none. It is immutable
+// and carries its own age.
+func (w *Worker) Engine() *Engine { return w.engine.Load() }
 
 // Models is an immutable list of model names.
 type Models struct {

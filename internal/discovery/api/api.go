@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,23 +40,31 @@ type addRequest struct {
 	KVConnector string            `json:"kv_connector"` // dialect
 }
 
+// Mux is where routes are added, such as an [http.ServeMux].
+type Mux interface {
+	HandleFunc(pattern string, handler func(http.ResponseWriter, *http.Request))
+}
+
 // Mount adds the routes to an admin mux.
-func (a *API) Mount(mux *http.ServeMux) {
+func (a *API) Mount(mux Mux) {
 	mux.HandleFunc("POST /workers", a.add)
 	mux.HandleFunc("DELETE /workers/{worker...}", a.remove)
 }
 
-// add answers 200 with the worker's id, 400 for a bad request and 409 if the
-// registry is full. Adding a worker again renews its TTL.
+// add answers 200 with the worker's id, 400 for a bad request, 413 for one over
+// 1 MiB and 409 if the registry is full. Adding a worker again renews its TTL.
 func (a *API) add(w http.ResponseWriter, r *http.Request) {
-	var req addRequest
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	if err := dec.Decode(&req); err != nil {
-		Fail(w, http.StatusBadRequest, "INVALID_BODY", "body must be a JSON object with url and worker_type: "+err.Error())
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		Fail(w, http.StatusRequestEntityTooLarge, "BODY_TOO_LARGE", "body must be at most 1 MiB")
 		return
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		Fail(w, http.StatusBadRequest, "INVALID_BODY", "body must be one JSON object")
+	var req addRequest
+	if err == nil {
+		err = json.Unmarshal(body, &req)
+	}
+	if err != nil {
+		Fail(w, http.StatusBadRequest, "INVALID_BODY", "body must be one JSON object with url and worker_type: "+err.Error())
 		return
 	}
 	reg, err := a.registration(&req)
@@ -87,9 +96,9 @@ func (a *API) registration(req *addRequest) (worker.Registration, error) {
 	if err != nil {
 		return worker.Registration{}, err
 	}
-	const maxTTL = 365 * 24 * 3600
-	if req.TTLSecs < 0 || req.TTLSecs > maxTTL {
-		return worker.Registration{}, errors.New("ttl_secs must be between 0 (for good) and a year")
+	const minTTL, maxTTL = 1e-3, 365 * 24 * 3600
+	if req.TTLSecs != 0 && (req.TTLSecs < minTTL || req.TTLSecs > maxTTL) {
+		return worker.Registration{}, errors.New("ttl_secs must be 0 (for good) or between a millisecond and a year")
 	}
 	reg := worker.Registration{ID: worker.ID{Role: role, URL: base, Rank: rank}, Labels: req.Labels}
 	if role != worker.Regular {
@@ -114,20 +123,10 @@ func parseRole(s string) (worker.Role, error) {
 }
 
 // remove takes a worker out, from every role unless ?worker_type= names one. It
-// answers 404 if it is not registered, and 409 if another source, such as
-// a flag, would bring it back.
+// answers 404 if it is not registered, and 409 if another source, such as a
+// flag, would bring it back in one of the roles: then nothing is removed.
 func (a *API) remove(w http.ResponseWriter, r *http.Request) {
-	raw := r.PathValue("worker")
-	if unescaped, err := url.PathUnescape(raw); err == nil {
-		raw = unescaped
-	}
-	// A path that is not escaped loses one of the two slashes behind the scheme.
-	for _, scheme := range []string{"http:/", "https:/"} {
-		if strings.HasPrefix(raw, scheme) && !strings.HasPrefix(raw, scheme+"/") {
-			raw = scheme + "/" + strings.TrimPrefix(raw, scheme)
-		}
-	}
-	base, rank, err := discovery.ParseURL(raw)
+	base, rank, err := Target(r)
 	if err != nil {
 		Fail(w, http.StatusBadRequest, "INVALID_URL", err.Error())
 		return
@@ -141,22 +140,56 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) {
 		}
 		roles = []worker.Role{role}
 	}
-	removed := 0
+	label := worker.ID{URL: base, Rank: rank}.Label()
 	for _, role := range roles {
-		err := a.Registry.Remove(Source, role, base, rank)
-		if claimed, ok := errors.AsType[*registry.ClaimedError](err); ok {
-			Fail(w, http.StatusConflict, "WORKER_CLAIMED", fmt.Sprintf("%v worker %s is %v and would come back", role, raw, claimed))
+		others := slices.DeleteFunc(a.Registry.Sources(role, base, rank), func(source string) bool { return source == Source })
+		if len(others) > 0 {
+			failClaimed(w, role, label, &registry.ClaimedError{Sources: others})
 			return
 		}
-		if err == nil {
-			removed++
-		}
 	}
-	if removed == 0 {
-		Fail(w, http.StatusNotFound, "WORKER_NOT_FOUND", "worker "+raw+" is not registered")
+	removed := false
+	for _, role := range roles {
+		err := a.Registry.Remove(Source, role, base, rank)
+		if claimed, ok := errors.AsType[*registry.ClaimedError](err); ok { // since it was looked at
+			failClaimed(w, role, label, claimed)
+			return
+		}
+		removed = removed || err == nil
+	}
+	if !removed {
+		Fail(w, http.StatusNotFound, "WORKER_NOT_FOUND", "worker "+label+" is not registered")
 		return
 	}
-	Reply(w, http.StatusOK, map[string]any{"success": true, "message": "worker " + raw + " removed"})
+	Reply(w, http.StatusOK, map[string]any{"success": true, "message": "worker " + label + " removed"})
+}
+
+func failClaimed(w http.ResponseWriter, role worker.Role, label string, claimed *registry.ClaimedError) {
+	Fail(w, http.StatusConflict, "WORKER_CLAIMED", fmt.Sprintf("%v worker %s is %v and would come back", role, label, claimed))
+}
+
+// Target reads the worker that the path of a request names in its last
+// wildcard, {worker...}: its URL with @rank, percent-encoded or as it is.
+func Target(r *http.Request) (base string, rank worker.Rank, err error) {
+	name := r.PathValue("worker")
+	// A path that is not encoded loses one of the two slashes behind the scheme to
+	// the mux, which sends the client to the path that is left.
+	for _, scheme := range []string{"http:/", "https:/"} {
+		if rest, ok := strings.CutPrefix(name, scheme); ok && !strings.HasPrefix(rest, "/") {
+			name = scheme + "/" + rest
+		}
+	}
+	base, rank, err = discovery.ParseURL(name)
+	if err == nil {
+		return base, rank, nil
+	}
+	// On that way it is encoded once more, as some clients do by themselves.
+	if decoded, e := url.PathUnescape(name); e == nil && decoded != name {
+		if base, rank, e := discovery.ParseURL(decoded); e == nil {
+			return base, rank, nil
+		}
+	}
+	return "", 0, err
 }
 
 // Reply writes a JSON answer.

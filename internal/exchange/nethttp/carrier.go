@@ -69,11 +69,13 @@ func New(base string, cfg Config) (*Carrier, error) {
 		},
 		TLSHandshakeTimeout: timeout,
 		DisableCompression:  true,
+		Proxy:               onlyOnce,
 		IdleConnTimeout:     orDefault(cfg.IdleTimeout, 4*time.Second),
 		MaxIdleConns:        maxIdle,
 		MaxIdleConnsPerHost: maxIdle,
 		// A prompt of many megabytes needs few writes, a stream small reads.
-		WriteBufferSize: 64 << 10,
+		WriteBufferSize:        64 << 10,
+		MaxResponseHeaderBytes: 1 << 20,
 	}}, nil
 }
 
@@ -92,31 +94,43 @@ func (c *Carrier) CloseIdle() { c.transport.CloseIdleConnections() }
 func (c *Carrier) Send(ctx context.Context, h exchange.Head, body []byte) (*exchange.Answer, error) {
 	answer, err := c.send(ctx, h, body)
 	if e, ok := errors.AsType[*exchange.Error](err); ok && e.Sent == exchange.Stale && ctx.Err() == nil {
+		// Where one connection was stale others may be: the next one is fresh.
+		c.transport.CloseIdleConnections()
 		answer, err = c.send(ctx, h, body)
 	}
 	return answer, err
 }
 
+var (
+	errBroke    = errors.New("connection broke before the answer")
+	errNoAnswer = errors.New("not an HTTP answer")
+)
+
 func (c *Carrier) send(ctx context.Context, h exchange.Head, body []byte) (*exchange.Answer, error) {
-	trace := sendTrace{}
-	req, err := c.request(httptrace.WithClientTrace(ctx, trace.hooks()), h, body)
+	trace := new(sendTrace)
+	req, err := c.request(trace.watch(ctx), h, body)
 	if err != nil {
 		return nil, &exchange.Error{Sent: exchange.Nothing, Err: err}
 	}
-	resp, err := c.transport.RoundTrip(req) //nolint:bodyclose // it is the caller's, as the Answer's Body
+	resp, err := c.transport.RoundTrip(req)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, cause
 		}
-		return nil, &exchange.Error{Sent: trace.sent(), Err: plain(err)}
+		return nil, &exchange.Error{Sent: trace.sent(), Err: trace.plain(err)}
+	}
+	if resp.StatusCode < http.StatusOK {
+		// A switch of protocols nobody asked for, or no status at all.
+		_ = resp.Body.Close() // the exchange has failed already
+		return nil, &exchange.Error{Sent: exchange.Maybe, Err: errNoAnswer}
 	}
 	return &exchange.Answer{Status: resp.StatusCode, Fields: fields(resp.Header), Body: resp.Body}, nil
 }
 
 func (c *Carrier) request(ctx context.Context, h exchange.Head, body []byte) (*http.Request, error) {
 	u := *c.base
-	path, query, _ := strings.Cut(h.Target, "?")
-	u.RawQuery = query
+	path, query, asked := strings.Cut(h.Target, "?")
+	u.RawQuery, u.ForceQuery = query, asked
 	raw := u.EscapedPath() + path
 	unescaped, err := url.PathUnescape(raw)
 	if err != nil {
@@ -153,18 +167,34 @@ func (c *Carrier) request(ctx context.Context, h exchange.Head, body []byte) (*h
 
 // sendTrace notes how far an attempt came.
 type sendTrace struct {
+	begun             bool // the transport has looked for a connection
 	connected, reused bool
 	at                time.Time
 	answered          atomic.Bool // set while the answer is read
 }
 
-func (t *sendTrace) hooks() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{
+type sendTraceKey struct{}
+
+// watch returns the context of the attempt that t is about.
+func (t *sendTrace) watch(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(context.WithValue(ctx, sendTraceKey{}, t), &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) {
 			t.connected, t.reused, t.at = true, info.Reused, time.Now()
 		},
 		GotFirstResponseByte: func() { t.answered.Store(true) },
+	})
+}
+
+// onlyOnce is a Transport.Proxy that never names a proxy. The transport asks it
+// each time it looks for a connection, and it fails the second time: without a
+// GetBody the transport still sends a request again that has no body.
+func onlyOnce(r *http.Request) (*url.URL, error) {
+	t, ok := r.Context().Value(sendTraceKey{}).(*sendTrace)
+	if !ok || t.begun {
+		return nil, errBroke
 	}
+	t.begun = true
+	return nil, nil //nolint:nilnil // the form in which a Proxy says that there is none
 }
 
 func (t *sendTrace) sent() exchange.Sent {
@@ -178,11 +208,15 @@ func (t *sendTrace) sent() exchange.Sent {
 	}
 }
 
-// plain takes the request line out of a transport error: the URL is known, and
-// a query does not belong into a log.
-func plain(err error) error {
+// plain returns a transport's error as fit for a log: without the URL, whose
+// query may be private, and without a worker's words where they make no sense.
+func (t *sendTrace) plain(err error) error {
 	if e, ok := errors.AsType[*url.Error](err); ok {
-		return e.Err
+		err = e.Err
+	}
+	_, network := errors.AsType[net.Error](err)
+	if t.answered.Load() && !network && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return errNoAnswer
 	}
 	return err
 }

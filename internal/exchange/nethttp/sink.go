@@ -74,11 +74,9 @@ func (s *Sink) Status() int { return s.status }
 func (s *Sink) Bytes() int64 { return s.bytes }
 
 // End breaks the connection off if the answer was aborted. It panics with
-// http.ErrAbortHandler then, as net/http wants it.
+// http.ErrAbortHandler then, as net/http wants it. A write deadline is left for
+// what net/http still has to send; it takes it away before the next request.
 func (s *Sink) End() {
-	if s.timeout != 0 {
-		_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may be used again
-	}
 	if s.aborted {
 		panic(http.ErrAbortHandler)
 	}

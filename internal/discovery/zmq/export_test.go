@@ -1,0 +1,4 @@
+package zmq
+
+// Decode is decode for tests.
+var Decode = decode
