@@ -16,8 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/baton-llm/baton/internal/admin"
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/discovery/api"
 	"github.com/baton-llm/baton/internal/discovery/static"
+	"github.com/baton-llm/baton/internal/discovery/zmq"
 	"github.com/baton-llm/baton/internal/dispatch"
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/exchange/nethttp"
@@ -34,9 +36,11 @@ type config struct {
 	public, admin, metrics string // host:port of the listeners; "" for none
 	adminOnPublic          bool
 
-	workers  static.Config
-	policies map[worker.Role]string
-	validity time.Duration // of a NIXL hand-off
+	workers   static.Config
+	discovery zmq.Config // without an address there is none
+	breaker   breaker.Config
+	policies  map[worker.Role]string
+	validity  time.Duration // of a NIXL hand-off
 
 	server   server.Config
 	dispatch dispatch.Config
@@ -48,6 +52,7 @@ type config struct {
 
 func defaultConfig() config {
 	return config{
+		breaker:  breaker.Default(),
 		policies: map[worker.Role]string{worker.Regular: "least_load", worker.Prefill: "least_load", worker.Decode: "least_load"},
 		validity: pd.NIXLValidity,
 		server:   server.Default(),
@@ -63,6 +68,8 @@ type router struct {
 	registry   *registry.Registry
 	pools      map[worker.Role]*worker.Pool
 	health     *health.Checker
+	breaker    *breaker.Breaker
+	discovery  *zmq.Listener // nil: none
 	membership *membershipLog
 	dispatcher *dispatch.Dispatcher
 	server     *server.Server
@@ -92,24 +99,18 @@ func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, erro
 		}
 		policies[role] = p
 	}
-	dialects := []pd.Dialect{pd.NewNIXL(cfg.validity)}
+	dialects := pd.Set{pd.NewNIXL(cfg.validity), pd.P2P{}, pd.NewMoRIIO("READ"), pd.NewMoRIIO("WRITE")}
+	r.breaker = breaker.New(cfg.breaker, log)
 	r.health = health.New(cfg.health, health.Deps{Renewer: r.registry, Dial: cfg.carrier.Dial, Logger: log})
 	r.dispatcher = dispatch.New(cfg.dispatch, dispatch.Deps{
-		Pools: r.pools, Policies: policies, Dialects: dialects, Health: r.health, Logger: log,
+		Pools: r.pools, Policies: policies, Dialects: dialects, Health: r.health, Breaker: r.breaker, Logger: log,
 		NewCarrier: func(base string) (exchange.Carrier, error) { return nethttp.New(base, cfg.carrier) },
 	})
 	r.membership = newMembershipLog(log)
-	observers := []worker.Observer{r.membership, r.dispatcher, r.health}
-	var names []string
-	for _, d := range dialects {
-		names = append(names, d.Spec().Name)
-		if o, ok := d.(worker.Observer); ok {
-			observers = append(observers, o)
-		}
-	}
+	observers := append([]worker.Observer{r.membership, r.dispatcher, r.breaker, r.health}, dialects.Observers()...)
 	for _, role := range worker.Roles() {
 		r.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: r.registry, Observers: observers, Initial: worker.Pending, Dialects: names,
+			Role: role, Lister: r.registry, Observers: observers, Initial: worker.Pending, Dialects: dialects.Bits,
 		})
 	}
 	metrics := prometheus.NewRegistry()
@@ -145,6 +146,12 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 	metricsMux.Handle("GET /metrics", metricsHandler)
 
 	var err error
+	if r.cfg.discovery.Address != "" {
+		r.discovery, err = zmq.Listen(ctx, r.cfg.discovery, zmq.Deps{Registry: r.registry, Registerer: metrics, Logger: r.log})
+		if err != nil {
+			return fmt.Errorf("--vllm-discovery-address: %w", err)
+		}
+	}
 	if r.listener, err = open(ctx, "--host, --port", r.cfg.public); err != nil {
 		return err
 	}
@@ -196,6 +203,11 @@ func httpServer(h http.Handler, log *slog.Logger) *http.Server {
 }
 
 func (r *router) close() {
+	if r.discovery != nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = r.discovery.Run(ctx) // closes its listener and returns
+	}
 	if r.listener != nil {
 		_ = r.listener.Close() // nothing was served
 	}
@@ -233,6 +245,9 @@ func (r *router) run(ctx context.Context, drainDelay func() time.Duration) error
 	}, func(error) { cancel(); _ = r.public.Close() })
 	for _, o := range r.others {
 		group.Add(func() error { return o.server.Serve(o.listener) }, func(error) { _ = o.server.Close() })
+	}
+	if r.discovery != nil {
+		r.add(&group, r.discovery.Run)
 	}
 	r.add(&group, r.health.Run)
 	r.add(&group, r.membership.Run)

@@ -19,71 +19,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/baton-llm/baton/internal/discovery/zmq"
 	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
-
-// serveFlags are the flags of baton serve as given.
-type serveFlags struct {
-	config
-
-	host, adminHost, metricsHost string
-	port, adminPort, metricsPort uint16
-	policy, prefillPolicy        string
-	decodePolicy                 string
-	connector                    string
-	requestTimeoutSecs           uint64
-	healthTimeoutSecs            uint64
-	healthIntervalSecs           uint64
-	logFormat, logLevel          string
-	requestIDHeaders             []string
-	pdDisaggregation             bool
-}
-
-func (f *serveFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.host, "host", "127.0.0.1", "address to serve clients on")
-	flags.Uint16Var(&f.port, "port", 30000, "port to serve clients on")
-	flags.StringArrayVar(&f.workers.Regular, "worker-urls", nil, "workers that compute prompt and tokens: URL[@RANK] ...")
-	// --prefill is cut out before; it is registered for the help text alone.
-	flags.StringArray("prefill", nil, "prefill worker: URL[@RANK] [BOOTSTRAP_PORT|none], repeatable")
-	flags.StringArrayVar(&f.workers.Decode, "decode", nil, "decode worker: URL[@RANK], repeatable")
-	flags.BoolVar(&f.pdDisaggregation, "vllm-pd-disaggregation", false, "accepted for vllm-router command lines: P/D follows from the workers there are")
-	flags.StringVar(&f.connector, "kv-connector", "nixl", "KV connector of prefill and decode workers: nixl")
-	names := strings.Join(policy.Names(), ", ")
-	flags.StringVar(&f.policy, "policy", "least_load", "how workers are chosen: "+names)
-	flags.StringVar(&f.prefillPolicy, "prefill-policy", "", "policy of prefill workers (default --policy)")
-	flags.StringVar(&f.decodePolicy, "decode-policy", "", "policy of decode workers (default --policy)")
-
-	flags.Int64Var(&f.server.MaxPayload, "max-payload-size", f.server.MaxPayload, "most bytes of a request body")
-	flags.StringArrayVar(&f.server.AllowPaths, "allow-path", nil, "further path to pass on, a prefix if it ends in a slash, repeatable")
-	flags.StringArrayVar(&f.requestIDHeaders, "request-id-headers", nil, "headers a request id is taken from (default x-request-id x-correlation-id x-trace-id request-id)")
-	flags.Uint64Var(&f.requestTimeoutSecs, "request-timeout-secs", uint64(f.dispatch.FirstByteTimeout/time.Second), "seconds until the first byte of an answer's body; 0: no limit")
-	flags.DurationVar(&f.dispatch.IdleTimeout, "stream-idle-timeout", f.dispatch.IdleTimeout, "time between two parts of an answer's body; 0: no limit")
-	flags.DurationVar(&f.carrier.ConnectTimeout, "connect-timeout", 5*time.Second, "time to connect to a worker")
-	flags.DurationVar(&f.server.BodyTimeout, "client-body-timeout", f.server.BodyTimeout, "time between two parts of a request's body; 0: no limit")
-	flags.DurationVar(&f.server.WriteTimeout, "client-write-timeout", f.server.WriteTimeout, "time for a client to take a part of its answer; 0: no limit")
-
-	flags.DurationVar(&f.validity, "handoff-max-age", f.validity, "how long a hand-off may wait for decode; not above the engines' kv_lease_duration")
-	flags.DurationVar(&f.dispatch.DecodeWait, "decode-wait", f.dispatch.DecodeWait, "how long a finished prefill waits for a decode worker")
-	flags.BoolVar(&f.dispatch.AllowRecompute, "pd-allow-recompute", false, "let decode compute the prompt when prefill handed nothing over")
-
-	flags.StringVar(&f.health.APIKey, "api-key", "", "key for probes of workers that were started with one")
-	flags.StringVar(&f.health.Path, "health-check-endpoint", f.health.Path, "path of a worker that answers 2xx when it is well")
-	flags.Uint64Var(&f.healthIntervalSecs, "health-check-interval-secs", uint64(f.health.Interval/time.Second), "seconds between probes of a ready worker")
-	flags.Uint64Var(&f.healthTimeoutSecs, "health-check-timeout-secs", uint64(f.health.Timeout/time.Second), "seconds for one probe")
-	flags.IntVar(&f.health.DownAfter, "health-failure-threshold", f.health.DownAfter, "failed probes in a row until a worker is down")
-	flags.IntVar(&f.health.UpAfter, "health-success-threshold", f.health.UpAfter, "good probes in a row until it is up again")
-
-	flags.StringVar(&f.adminHost, "admin-host", "127.0.0.1", "address of the admin API")
-	flags.Uint16Var(&f.adminPort, "admin-port", 29001, "port of the admin API; 0: none")
-	flags.BoolVar(&f.adminOnPublic, "admin-on-public", false, "serve the admin API to clients too")
-	flags.StringVar(&f.metricsHost, "prometheus-host", "127.0.0.1", "address of /metrics")
-	flags.Uint16Var(&f.metricsPort, "prometheus-port", 29000, "port of /metrics; 0: none")
-	flags.DurationVar(&f.drainDelay, "drain-delay", 5*time.Second, "after SIGTERM, time to fail /readiness before the listener closes")
-	flags.DurationVar(&f.drainTimeout, "drain-timeout", 120*time.Second, "time for running requests to finish; 0: no limit")
-	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
-	flags.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
-}
 
 // resolve turns the flags into a configuration. Its errors name the flag.
 func (f *serveFlags) resolve(prefills []prefill) (config, error) {
@@ -98,10 +37,21 @@ func (f *serveFlags) resolve(prefills []prefill) (config, error) {
 	for _, p := range prefills {
 		cfg.workers.Prefill = append(cfg.workers.Prefill, p.url)
 	}
-	if f.connector != "nixl" {
-		return cfg, fmt.Errorf("--kv-connector %q is not supported: nixl", f.connector)
+	if !slices.Contains(connectors, f.connector) {
+		return cfg, fmt.Errorf("--kv-connector %q is not supported: %s are", f.connector, strings.Join(connectors, ", "))
 	}
-	cfg.workers.Dialect = f.connector
+	if f.connector != "nixl" && cfg.discovery.Address == "" {
+		return cfg, fmt.Errorf("--kv-connector %s needs --vllm-discovery-address: workers are paired by the ZMQ addresses they register", f.connector)
+	}
+	cfg.workers.Dialect, cfg.discovery.Dialect = f.connector, f.connector
+	var err error
+	if cfg.discovery.Allowed, err = zmq.ParseAllowed(f.registrationAllow); err != nil {
+		return cfg, fmt.Errorf("--registration-allow: %w", err)
+	}
+	if cfg.discovery.Address != "" {
+		// Engines that are up register within a TTL of the router's start.
+		cfg.dispatch.StartupTime = cfg.discovery.TTL
+	}
 	for _, p := range []struct {
 		role       worker.Role
 		flag, name string
@@ -129,6 +79,7 @@ func (f *serveFlags) resolve(prefills []prefill) (config, error) {
 		{"--request-timeout-secs", f.requestTimeoutSecs, &cfg.dispatch.FirstByteTimeout},
 		{"--health-check-timeout-secs", f.healthTimeoutSecs, &cfg.health.Timeout},
 		{"--health-check-interval-secs", f.healthIntervalSecs, &cfg.health.Interval},
+		{"--cb-timeout-duration-secs", f.cbTimeoutSecs, &cfg.breaker.Timeout},
 	} {
 		const most = uint64(math.MaxInt64 / time.Second)
 		if t.secs > most {
@@ -151,6 +102,9 @@ func check(cfg config, f *serveFlags) error {
 		{cfg.health.UpAfter < 1, "--health-success-threshold must be 1 or more"},
 		{!strings.HasPrefix(cfg.health.Path, "/"), "--health-check-endpoint must begin with a slash"},
 		{cfg.carrier.ConnectTimeout <= 0, "--connect-timeout must be above 0"},
+		{cfg.discovery.TTL <= 0, "--discovery-ttl must be above 0"},
+		{cfg.breaker.Failures < 1, "--cb-failure-threshold must be 1 or more"},
+		{cfg.breaker.Successes < 1, "--cb-success-threshold must be 1 or more"},
 		{cfg.validity <= 0, "--handoff-max-age must be above 0"},
 		{cfg.dispatch.DecodeWait < 0, "--decode-wait must not be negative"},
 		{cfg.dispatch.IdleTimeout < 0, "--stream-idle-timeout must not be negative"},

@@ -67,7 +67,7 @@ type Health interface {
 type Deps struct {
 	Pools      map[worker.Role]*worker.Pool // one for each role
 	Policies   map[worker.Role]policy.Policy
-	Dialects   []pd.Dialect // in the order of worker.PoolConfig.Dialects
+	Dialects   pd.Set
 	NewCarrier func(base string) (exchange.Carrier, error)
 	Health     Health
 	Breaker    *breaker.Breaker // nil: none
@@ -114,17 +114,6 @@ func (d *Dispatcher) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// dialect returns the dialect that a worker speaks, nil if it is not built.
-func (d *Dispatcher) dialect(w *worker.Worker) pd.Dialect {
-	name := w.Endpoint().Speaks()
-	for _, dialect := range d.deps.Dialects {
-		if dialect.Spec().Name == name {
-			return dialect
-		}
-	}
-	return nil
 }
 
 // Call is one client request.

@@ -135,8 +135,11 @@ func (d *Dispatcher) census() string {
 		for _, w := range workers {
 			b := w.Blocked()
 			state := b.String()
-			if role != worker.Regular && d.dialect(w) == nil {
+			if role != worker.Regular && d.deps.Dialects.Of(w) == nil {
 				state = "KV connector " + clip(w.Endpoint().Speaks()) + " not supported"
+				if e := w.Endpoint(); d.deps.Dialects.Bits(worker.Endpoint{ZMQ: "any", Dialect: e.Dialect, Mode: e.Mode}) != 0 {
+					state = "ZMQ address unknown"
+				}
 			}
 			states[state]++
 			if b != 0 && last == "" {

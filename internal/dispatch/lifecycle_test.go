@@ -107,7 +107,7 @@ func newStage(name string) *stage {
 		Failures: 3, Successes: 2, Timeout: time.Minute, Disabled: name != "breaker.txt",
 	}, nil)
 	sticky := &stickyDialect{fakeDialect: fakeDialect{spec: pd.Spec{Name: "sticky", Cancel: pd.AnyTime}}, s: s, ids: make(map[*worker.Worker]string)}
-	dialects := []pd.Dialect{
+	dialects := pd.Set{
 		parkingDialect{pd.NewNIXL(30 * time.Second), s},
 		&fakeDialect{spec: pd.Spec{Name: "both", Concurrent: true, Cancel: pd.AnyTime}},
 		&fakeDialect{spec: pd.Spec{Name: "late", Concurrent: true, Cancel: pd.UntilHandoff}},
@@ -125,13 +125,9 @@ func newStage(name string) *stage {
 			return nethttp.New(base, nethttp.Config{Dial: s.net.DialContext})
 		},
 	})
-	var names []string
-	for _, d := range dialects {
-		names = append(names, d.Spec().Name)
-	}
 	for _, role := range worker.Roles() {
 		s.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: s.reg, Dialects: names,
+			Role: role, Lister: s.reg, Dialects: dialects.Bits,
 			Observers: []worker.Observer{s, s.dispatcher, s.breaker, sticky},
 		})
 	}

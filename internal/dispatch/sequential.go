@@ -139,7 +139,7 @@ func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, excep
 		prefill: grants[0].Lease, prefillReason: pc.Reason(),
 		decode: grants[1].Lease, hold: grants[1].Hold, decodeReason: dc.Reason(),
 	}
-	p.dialect = r.d.dialect(p.Prefill)
+	p.dialect = r.d.deps.Dialects.Of(p.Prefill)
 	p.spec = p.dialect.Spec()
 	p.undo = pc.Keep(p.Prefill)
 	if p.Decode != nil {
@@ -162,7 +162,7 @@ type takeGroup struct {
 }
 
 // takeGroups sorts the dialects by how they want the decode worker taken.
-func takeGroups(dialects []pd.Dialect) []takeGroup {
+func takeGroups(dialects pd.Set) []takeGroup {
 	bits := map[worker.Take]uint64{}
 	for i, d := range dialects {
 		spec := d.Spec()

@@ -43,6 +43,7 @@ func (m *MoRIIO) Spec() Spec {
 		Name:       "moriio/" + m.mode,
 		Concurrent: m.mode == "WRITE",
 		PairFirst:  true,
+		NeedsZMQ:   true,
 		Cancel:     AnyTime,
 		Routes:     []string{"chat", "completions"},
 	}

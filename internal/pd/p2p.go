@@ -29,6 +29,7 @@ func (P2P) Spec() Spec {
 	return Spec{
 		Name:      "p2p",
 		PairFirst: true,
+		NeedsZMQ:  true,
 		Cancel:    UntilHandoff,
 		Routes:    []string{"chat", "completions"},
 	}

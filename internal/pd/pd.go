@@ -49,6 +49,8 @@ type Spec struct {
 	// PairFirst chooses the decode worker before prefill is sent, because the
 	// prefill leg must name it.
 	PairFirst bool
+	// NeedsZMQ says that a worker without a known ZMQ address cannot be paired.
+	NeedsZMQ bool
 	// Again allows a decode leg that was not admitted to be tried on another
 	// worker with the same hand-off.
 	Again bool

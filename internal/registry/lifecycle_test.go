@@ -71,7 +71,9 @@ func newStage() *stage {
 			Role:      role,
 			Lister:    s,
 			Observers: []worker.Observer{s},
-			Dialects:  []string{"nixl", "other"},
+			Dialects: func(e worker.Endpoint) uint64 {
+				return map[string]uint64{"nixl": 1, "other": 2}[e.Speaks()]
+			},
 		})
 	}
 	return s

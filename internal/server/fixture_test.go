@@ -37,6 +37,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const routerAddr = "router:30000"
 
+// patience is how long a client waits, in a bubble's time.
+const patience = 5 * time.Minute
+
 // options say what a fleet is made of. The zero value is one regular engine.
 type options struct {
 	engines []enginesim.Config // a role and whatever matters to the test
@@ -140,6 +143,7 @@ func (f *fleet) wire(o options) {
 	wg.Go(func() { f.registry.Watch(ctx, f.reconcile) })
 	f.stop = append(f.stop, func() { cancel(); wg.Wait() })
 	f.client = &http.Client{
+		Timeout:       patience,
 		Transport:     &http.Transport{DialContext: f.net.DialContext, DisableCompression: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
@@ -340,8 +344,10 @@ func (r *raw) say(s string) {
 	}
 }
 
-// answer reads one answer to its end.
+// answer reads one answer to its end. It does not wait for ever: probes keep the
+// clock of the bubble going.
 func (r *raw) answer() answer {
+	r.conn.SetReadDeadline(time.Now().Add(patience))
 	resp, err := http.ReadResponse(r.br, nil)
 	if err != nil {
 		return answer{err: err}
@@ -356,7 +362,7 @@ func (r *raw) answer() answer {
 // closed reports whether the router has closed the connection, with nothing
 // more to read.
 func (r *raw) closed() bool {
-	r.conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
+	r.conn.SetReadDeadline(time.Now().Add(patience))
 	_, err := r.br.ReadByte()
 	return err == io.EOF
 }

@@ -37,8 +37,10 @@ type PoolConfig struct {
 	Lister    Lister
 	Observers []Observer // told in this order
 	Initial   Block      // reasons a new worker starts with, such as Pending
-	Dialects  []string   // what Endpoint.Speaks says for the dialects that are built, at most 64; bit i of Want.Dialects is the i-th
-	Leaked    func(ID)   // called, from any goroutine, for a lease collected before its release; for tests
+	// Dialects returns the bit in Want.Dialects of the dialect that an endpoint
+	// speaks, 0 if it is not built; nil if there are no dialects.
+	Dialects func(Endpoint) uint64
+	Leaked   func(ID) // called, from any goroutine, for a lease collected before its release; for tests
 }
 
 // Pool keeps one Worker for each registered lifetime of one role.
@@ -47,7 +49,7 @@ type Pool struct {
 	lister    Lister
 	observers []Observer
 	initial   Block
-	dialects  []string
+	dialects  func(Endpoint) uint64
 	leaked    func(ID)
 
 	snap atomic.Pointer[Snapshot] // stored under mu

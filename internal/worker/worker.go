@@ -59,16 +59,14 @@ type facts struct {
 // pairKey is equal for two workers that can hand over to each other.
 type pairKey struct{ dialect, group, mode string }
 
-func newFacts(reg Registration, dialects []string) *facts {
+func newFacts(reg Registration, dialects func(Endpoint) uint64) *facts {
 	f := &facts{reg: reg, pair: unique.Make(pairKey{
 		dialect: reg.Endpoint.Dialect,
 		group:   reg.Labels[GroupLabel],
 		mode:    reg.Endpoint.Mode,
 	})}
-	for i, name := range dialects {
-		if name == reg.Endpoint.Speaks() {
-			f.dialect = 1 << i
-		}
+	if dialects != nil {
+		f.dialect = dialects(reg.Endpoint)
 	}
 	return f
 }

@@ -1,0 +1,7 @@
+//go:build e2e && !linux
+
+package e2e_test
+
+import "syscall"
+
+func attributes() *syscall.SysProcAttr { return nil }
