@@ -76,6 +76,8 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 	flags.Uint64Var(&f.cbWindowSecs, "cb-window-duration-secs", 120, "accepted for vllm-router command lines; it has no effect there either")
 	flags.BoolVar(&f.breaker.Disabled, "disable-circuit-breaker", false, "never eject a worker")
 
+	flags.DurationVar(&f.health.EngineInterval, "engine-metrics-interval", f.health.EngineInterval, "time between reads of the workers' own metrics; 0: never")
+
 	flags.StringVar(&f.adminHost, "admin-host", "127.0.0.1", "address of the admin API")
 	flags.Uint16Var(&f.adminPort, "admin-port", 29001, "port of the admin API; 0: none")
 	flags.BoolVar(&f.adminOnPublic, "admin-on-public", false, "serve the admin API to clients too")

@@ -136,8 +136,8 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 	adminMux := http.NewServeMux()
 	for _, mux := range []*http.ServeMux{adminMux, r.server.Mux()} {
 		if mux == adminMux || r.cfg.adminOnPublic {
-			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health}).Mount(guarded{mux})
-			(&api.API{Registry: r.registry, Dialect: r.cfg.workers.Dialect}).Mount(guarded{mux})
+			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health, Breaker: r.breaker}).Mount(guarded{mux})
+			(&api.API{Registry: r.registry, Pools: r.pools, Dialect: r.cfg.workers.Dialect}).Mount(guarded{mux})
 		}
 	}
 	metricsHandler := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})

@@ -102,6 +102,7 @@ func check(cfg config, f *serveFlags) error {
 		{cfg.health.UpAfter < 1, "--health-success-threshold must be 1 or more"},
 		{!strings.HasPrefix(cfg.health.Path, "/"), "--health-check-endpoint must begin with a slash"},
 		{cfg.carrier.ConnectTimeout <= 0, "--connect-timeout must be above 0"},
+		{cfg.health.EngineInterval < 0 || cfg.health.EngineInterval > 0 && cfg.health.EngineInterval < 100*time.Millisecond, "--engine-metrics-interval must be 0, or 100ms or more"},
 		{cfg.discovery.TTL <= 0, "--discovery-ttl must be above 0"},
 		{cfg.breaker.Failures < 1, "--cb-failure-threshold must be 1 or more"},
 		{cfg.breaker.Successes < 1, "--cb-success-threshold must be 1 or more"},

@@ -5,7 +5,9 @@ package admin
 
 import (
 	"net/http"
+	"time"
 
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/discovery/api"
 	"github.com/baton-llm/baton/internal/health"
 	"github.com/baton-llm/baton/internal/registry"
@@ -17,6 +19,7 @@ type Admin struct {
 	Pools    map[worker.Role]*worker.Pool
 	Registry *registry.Registry
 	Health   *health.Checker
+	Breaker  *breaker.Breaker
 }
 
 // Mount adds the routes to an admin mux.
@@ -47,6 +50,19 @@ type view struct {
 	Labels         map[string]string `json:"labels,omitempty"`
 	Sources        []string          `json:"sources"`
 	LastError      string            `json:"last_error,omitempty"`
+	Drained        bool              `json:"drained,omitempty"` // draining, and no work left
+	Breaker        string            `json:"breaker"`           // closed, open or half_open
+	ForeignLoad    int64             `json:"foreign_load"`      // requests on the engine that are not this router's
+	Engine         *engineView       `json:"engine,omitempty"`  // absent until the engine's metrics have been read
+}
+
+// engineView are the engine's own figures.
+type engineView struct {
+	Running     int64   `json:"running"`
+	Waiting     int64   `json:"waiting"`
+	KVUsage     float64 `json:"kv_usage"` // 0 to 1
+	CacheTokens int64   `json:"cache_tokens"`
+	AgeSecs     float64 `json:"age_secs"`
 }
 
 func (a *Admin) view(w *worker.Worker) view {
@@ -60,6 +76,11 @@ func (a *Admin) view(w *worker.Worker) view {
 	}
 	if len(models) > 0 {
 		v.ModelID = models[0]
+	}
+	v.Drained, v.ForeignLoad = api.Drained(w), w.Foreign()
+	v.Breaker = a.Breaker.State(w).String()
+	if e := w.Engine(); e != nil {
+		v.Engine = &engineView{e.Running, e.Waiting, e.KVUsage, e.CacheTokens, time.Since(e.At).Seconds()}
 	}
 	return v
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/baton-llm/baton/internal/admin"
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/dispatch"
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/health"
@@ -47,7 +48,8 @@ func newFleet(t *testing.T) *fleet {
 			Role: role, Lister: f.reg, Observers: []worker.Observer{f.checker, dispatcher}, Initial: worker.Pending,
 		})
 	}
-	(&admin.Admin{Pools: f.pools, Registry: f.reg, Health: f.checker}).Mount(f.mux)
+	breakers := breaker.New(breaker.Default(), nil)
+	(&admin.Admin{Pools: f.pools, Registry: f.reg, Health: f.checker, Breaker: breakers}).Mount(f.mux)
 	metrics := prometheus.NewPedanticRegistry()
 	if err := metrics.Register(admin.Collector{Pools: f.pools, Dispatcher: dispatcher}); err != nil {
 		t.Fatal(err)
@@ -204,7 +206,9 @@ func TestWorkers(t *testing.T) {
       "models": null,
       "sources": [
         "test"
-      ]
+      ],
+      "breaker": "closed",
+      "foreign_load": 0
     },
     {
       "url": "http://p:8000",
@@ -231,7 +235,9 @@ func TestWorkers(t *testing.T) {
       "sources": [
         "api",
         "static"
-      ]
+      ],
+      "breaker": "closed",
+      "foreign_load": 0
     },
     {
       "url": "http://d:8000",
@@ -250,7 +256,10 @@ func TestWorkers(t *testing.T) {
       "sources": [
         "test"
       ],
-      "last_error": "connect: no route to host"
+      "last_error": "connect: no route to host",
+      "drained": true,
+      "breaker": "closed",
+      "foreign_load": 0
     }
   ]
 }`)
@@ -375,6 +384,11 @@ baton_recomputed_prompts_total 0
 baton_retries_total{role="decode"} 0
 baton_retries_total{role="prefill"} 0
 baton_retries_total{role="regular"} 0
+# HELP baton_worker_foreign_load Requests on the engine that are not this router's, as of its last fresh metrics.
+# TYPE baton_worker_foreign_load gauge
+baton_worker_foreign_load{role="decode",worker="http://d:8000@1"} 0
+baton_worker_foreign_load{role="decode",worker="http://e:8000"} 0
+baton_worker_foreign_load{role="prefill",worker="http://p:8000"} 0
 # HELP baton_worker_generation Generation of the worker's lifetime; it rises when another process takes the address.
 # TYPE baton_worker_generation gauge
 baton_worker_generation{role="decode",worker="http://d:8000@1"} 1

@@ -1,6 +1,8 @@
 package admin
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/baton-llm/baton/internal/dispatch"
@@ -29,6 +31,12 @@ var (
 		"Uncached prompt tokens that the leases still wait for, estimated.", workerLabels, nil)
 	heldDesc = prometheus.NewDesc("baton_worker_held_tokens",
 		"Prompt and expected output tokens of the leases, estimated.", workerLabels, nil)
+	foreignDesc = prometheus.NewDesc("baton_worker_foreign_load",
+		"Requests on the engine that are not this router's, as of its last fresh metrics.", workerLabels, nil)
+	kvUsageDesc = prometheus.NewDesc("baton_worker_kv_usage_ratio",
+		"Used share of the engine's KV cache, as of its last metrics.", workerLabels, nil)
+	engineAgeDesc = prometheus.NewDesc("baton_worker_engine_age_seconds",
+		"Age of the engine's own figures.", workerLabels, nil)
 	generationDesc = prometheus.NewDesc("baton_worker_generation",
 		"Generation of the worker's lifetime; it rises when another process takes the address.", workerLabels, nil)
 	workersDesc = prometheus.NewDesc("baton_workers",
@@ -46,6 +54,7 @@ var (
 func (c Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		loadDesc, holdsDesc, pickedDesc, waitingDesc, heldDesc, generationDesc, workersDesc, handoffsDesc, recomputedDesc, retriesDesc,
+		foreignDesc, kvUsageDesc, engineAgeDesc,
 	} {
 		ch <- d
 	}
@@ -71,6 +80,11 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(waitingDesc, float64(work.Waiting), r, label)
 			gauge(heldDesc, float64(work.Held), r, label)
 			gauge(generationDesc, float64(w.ID().Generation), r, label)
+			gauge(foreignDesc, float64(w.Foreign()), r, label)
+			if e := w.Engine(); e != nil {
+				gauge(kvUsageDesc, e.KVUsage, r, label)
+				gauge(engineAgeDesc, time.Since(e.At).Seconds(), r, label)
+			}
 			if role == worker.Prefill {
 				h := c.Dispatcher.Handoffs(w)
 				counter(handoffsDesc, h.Produced, label, "produced")

@@ -59,6 +59,8 @@ type Health interface {
 	ConnectFailed(w *worker.Worker, err error)
 	// LastError returns the last error known of the worker, "" if none.
 	LastError(w *worker.Worker) string
+	// Restarted says that another process was found behind the worker.
+	Restarted(w *worker.Worker, why string)
 	// Recently reports whether a worker served the model a short while ago.
 	Recently(model string) bool
 }

@@ -83,7 +83,7 @@ type stage struct {
 // script is how one host answers.
 type script struct {
 	status  int
-	handoff string // "", none, abort or junk
+	handoff string // "", none, abort, junk, or an engine id
 	chunks  int
 	cut     int  // parts after which the connection breaks; -1: never
 	plain   bool // not streamed
@@ -148,6 +148,12 @@ func (s *stage) WorkerRemoved(w *worker.Worker) { s.Log("- %v %s", w.ID().Role, 
 func (s *stage) ConnectFailed(w *worker.Worker, _ error) {
 	w.Block(worker.Pending)
 	s.Log("%v %s: connect failed", w.ID().Role, short(w.ID()))
+}
+
+// Restarted implements [dispatch.Health] as package health does.
+func (s *stage) Restarted(w *worker.Worker, why string) {
+	s.Log("%v %s: another process (%s)", w.ID().Role, short(w.ID()), why)
+	s.reg.Renew(w.ID())
 }
 
 // LastError implements [dispatch.Health].
@@ -432,6 +438,8 @@ func (s *stage) host(host string) http.Handler {
 
 func prefillAnswer(handoff string) string {
 	switch handoff {
+	case "A", "B", "A_dp1":
+		return `{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"` + handoff + `"}}`
 	case "none":
 		return `{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}`
 	case "abort":

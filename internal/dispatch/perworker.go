@@ -15,6 +15,23 @@ type perWorker struct {
 	carrier  exchange.Carrier
 	err      error // why there is no carrier
 	handoffs handoffCounts
+	engine   atomic.Pointer[string] // id of the process, from its first hand-off
+}
+
+// checkEngine compares the id of the process that handed over with that of the
+// worker's first hand-off: a lifetime is one process.
+func (d *Dispatcher) checkEngine(w *worker.Worker, engine string) {
+	v, ok := d.workers.Load(w)
+	if engine == "" || !ok {
+		return
+	}
+	p := v.(*perWorker)
+	if p.engine.CompareAndSwap(nil, &engine) {
+		return
+	}
+	if known := p.engine.Load(); *known != engine {
+		d.deps.Health.Restarted(w, "engine id")
+	}
 }
 
 // handoffCounts count the hand-offs of one prefill worker.

@@ -241,6 +241,7 @@ func (r *run) prefillLeg(p *pair) (h handoff, done bool, err error) {
 	l.close()
 	r.learn(body)
 	h.Handoff, err = p.dialect.Read(&p.Pair, body)
+	r.d.checkEngine(p.Prefill, h.Engine)
 	return h, false, r.judgeHandoff(p, err)
 }
 

@@ -40,6 +40,9 @@ type Config struct {
 	FirstRetry  time.Duration // between probes of a pending worker, doubling
 	LastRetry   time.Duration // up to this
 	ModelsEvery time.Duration // how often the model list of a ready worker is read anew
+	// EngineInterval is how often the engine's own figures are read, give or take
+	// a tenth; 0: never.
+	EngineInterval time.Duration
 }
 
 // Default returns the configuration used unless flags say otherwise.
@@ -53,6 +56,8 @@ func Default() Config {
 		FirstRetry:  250 * time.Millisecond,
 		LastRetry:   2 * time.Second,
 		ModelsEvery: 30 * time.Second,
+
+		EngineInterval: 5 * time.Second,
 	}
 }
 
@@ -79,6 +84,7 @@ type Checker struct {
 	mu     sync.Mutex // guards what follows; left by unlock
 	bases  map[string]*base
 	recent map[string]time.Time // models that somebody stopped serving, and when
+	signs  map[string]signs     // restarts seen, by base URL
 	clock  uint64               // orders what happens to workers and the start of probes
 	notes  []func()             // log lines to write once mu is free
 }
@@ -88,6 +94,8 @@ type base struct {
 	url     string
 	running bool
 	wake    chan struct{} // one slot: probe now
+	gone    chan struct{} // closed when it has no workers left
+	gauge   gauge
 	workers map[*worker.Worker]*state
 	keyed   bool // its model list may not be read; said once
 	warned  time.Time
@@ -134,6 +142,7 @@ func New(cfg Config, deps Deps) *Checker {
 		wake:   make(chan struct{}, 1),
 		bases:  make(map[string]*base),
 		recent: make(map[string]time.Time),
+		signs:  make(map[string]signs),
 	}
 }
 
@@ -143,7 +152,10 @@ func (c *Checker) WorkerAdded(w *worker.Worker) {
 	defer c.mu.Unlock()
 	b := c.bases[w.ID().URL]
 	if b == nil {
-		b = &base{url: w.ID().URL, wake: make(chan struct{}, 1), workers: make(map[*worker.Worker]*state)}
+		b = &base{
+			url: w.ID().URL, wake: make(chan struct{}, 1), gone: make(chan struct{}),
+			workers: make(map[*worker.Worker]*state),
+		}
 		c.bases[w.ID().URL] = b
 		signal(c.wake)
 	}
@@ -210,6 +222,7 @@ func (c *Checker) ConnectFailed(w *worker.Worker, err error) {
 		c.failed(w, s, err)
 		return
 	}
+	c.connectFailed(b.url)
 	if c.suspect(w, s, err) {
 		signal(b.wake)
 	}

@@ -57,6 +57,7 @@ func newStage(t *testing.T, edits ...func(*health.Config)) *stage {
 	t.Helper()
 	s := &stage{t: t, start: time.Now(), reg: registry.New(), log: &lines{}}
 	cfg := health.Default()
+	cfg.EngineInterval = 0 // scripts that read figures set it
 	for _, edit := range edits {
 		edit(&cfg)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -30,6 +31,9 @@ func (c *Checker) Run(ctx context.Context) error {
 			if !b.running {
 				b.running = true
 				wg.Go(func() { c.runBase(ctx, b) })
+				if c.cfg.EngineInterval > 0 {
+					wg.Go(func() { c.runGauge(ctx, b) })
+				}
 			}
 		}
 		c.mu.Unlock()
@@ -80,13 +84,16 @@ func (c *Checker) retire(b *base) bool {
 		return false
 	}
 	delete(c.bases, b.url)
+	close(b.gone)
 	return true
 }
 
 // result is what one probe found.
 type result struct {
-	err    error
-	models *models // nil if the list was not read
+	err     error
+	scaling bool    // 503 for the time that the engine is being scaled
+	models  *models // nil if the list was not read
+	scrape  *scrape // nil if the figures were not read
 }
 
 type models struct {
@@ -95,33 +102,47 @@ type models struct {
 	cards []Card
 }
 
-// probe asks for health, and for the model list if it is due.
-func (c *Checker) probe(ctx context.Context, b *base, due bool) result {
+// probe asks for health, and for what else is due.
+func (c *Checker) probe(ctx context.Context, b *base, due due) result {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	status, _, err := c.get(ctx, b.url+c.cfg.Path, 0)
-	if err != nil {
+	status, body, err := c.get(ctx, b.url+c.cfg.Path, 1024)
+	if err != nil && !errors.Is(err, errTooLong) {
 		return result{err: err}
 	}
 	if status < 200 || status >= 300 {
-		return result{err: fmt.Errorf("GET %s: status %d", c.cfg.Path, status)}
+		err := fmt.Errorf("GET %s: status %d", c.cfg.Path, status)
+		return result{err: err, scaling: status == http.StatusServiceUnavailable && isScaling(body)}
 	}
-	if !due {
+	if !due.models {
 		return result{}
 	}
 	m, err := c.models(ctx, b.url)
-	return result{err: err, models: m}
+	res := result{err: err, models: m}
+	if err == nil && due.figures {
+		s := c.scrape(ctx, b, time.Second)
+		res.scrape = &s
+	}
+	return res
+}
+
+// due is what a probe reads beyond the health.
+type due struct {
+	models  bool
+	figures bool // a worker is to be admitted: the figures come before its first request
 }
 
 // begin returns the time of a probe that begins now on the checker's clock, and
-// whether any worker needs its model list read.
-func (c *Checker) begin(b *base) (began uint64, due bool) {
+// what is due.
+func (c *Checker) begin(b *base) (began uint64, d due) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for w, s := range b.workers {
-		due = due || w.Blocked()&worker.Pending != 0 || time.Since(s.modelsAt) >= c.cfg.ModelsEvery
+		pending := w.Blocked()&worker.Pending != 0
+		d.models = d.models || pending || time.Since(s.modelsAt) >= c.cfg.ModelsEvery
+		d.figures = d.figures || pending && c.cfg.EngineInterval > 0
 	}
-	return c.tick(), due
+	return c.tick(), d
 }
 
 // models reads the model list. A server that does not let it be read serves
@@ -166,23 +187,33 @@ func (c *Checker) models(ctx context.Context, url string) (*models, error) {
 
 var errTooLong = errors.New("answer too long")
 
-// get fetches a URL and returns up to limit bytes of the body.
-func (c *Checker) get(ctx context.Context, url string, limit int64) (int, []byte, error) {
+// open sends a GET. The caller closes the body.
+func (c *Checker) open(ctx context.Context, url string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if c.cfg.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
 	}
-	resp, err := c.client.Do(req)
+	return c.client.Do(req)
+}
+
+// getWithin is get with the time-out of a probe.
+func (c *Checker) getWithin(ctx context.Context, url string, limit int64) (int, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	return c.get(ctx, url, limit)
+}
+
+// get fetches a URL and returns up to limit bytes of the body. If it is longer
+// the error is errTooLong.
+func (c *Checker) get(ctx context.Context, url string, limit int64) (int, []byte, error) {
+	resp, err := c.open(ctx, url)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer func() { _ = resp.Body.Close() }() // read as far as it was wanted
-	if limit == 0 {
-		return resp.StatusCode, nil, nil
-	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err == nil && int64(len(body)) > limit {
 		err = errTooLong
@@ -197,13 +228,25 @@ func (c *Checker) apply(b *base, began uint64, res result, retry time.Duration) 
 	var renew []worker.ID
 	c.mu.Lock()
 	restarted := b.restarted(res.err, c.cfg.DownAfter)
+	c.setAsleep(b, "scaling", res.scaling)
+	if refusedOrReset(res.err) {
+		c.connectFailed(b.url)
+	}
+	if res.scrape != nil && !restarted {
+		renew = c.takeScrape(b, *res.scrape)
+		restarted = len(renew) > 0
+	}
 	for w, s := range b.workers {
 		switch {
 		case s.since > began:
 		case restarted && s.admitted():
-			// Nobody listened for as long as it takes to call a worker down: what
-			// listens again is another process.
-			renew = append(renew, w.ID())
+			// Nobody listened for as long as it takes to call a worker down, or the
+			// figures say so: what listens is another process.
+			if !slices.Contains(renew, w.ID()) {
+				renew = append(renew, w.ID())
+			}
+		case res.scaling:
+			s.lastError = res.err.Error()
 		case refusedOrReset(res.err):
 			c.suspect(w, s, res.err)
 		case res.err != nil:
@@ -220,11 +263,7 @@ func (c *Checker) apply(b *base, began uint64, res result, retry time.Duration) 
 		c.warn(b, res.err, c.cfg.Interval)
 	}
 	c.unlock()
-	for _, id := range renew {
-		if c.deps.Renewer.Renew(id) {
-			c.log.Info("worker restarted", "worker", id)
-		}
-	}
+	c.renew(renew, "probe")
 	return pending
 }
 

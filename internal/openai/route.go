@@ -20,7 +20,7 @@ const (
 // Route is an API path that clients call.
 type Route struct {
 	Name  string // short and fixed: a metric label
-	Path  string // for prefixes, ends in a slash
+	Path  string // for prefixes, ends in a slash; "" if its paths are not listed
 	Class Class
 }
 
@@ -72,10 +72,6 @@ var (
 	otherRoute   = &Route{Name: "other", Class: Whole}
 	allowedRoute = &Route{Name: "allowed", Class: Auxiliary}
 )
-
-// Allowed reports whether the route is one of those allowed beyond the built-in
-// list. What its paths mean is unknown.
-func (r *Route) Allowed() bool { return r == allowedRoute }
 
 type routeTable struct {
 	exact    map[string]*Route

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -87,7 +88,11 @@ type Leg struct {
 // Handoff is what a prefill answer gave for the decode leg, as the dialect
 // wants it back. Params is nil if nothing was handed over; a dialect whose
 // engines hand over without telling the router leaves it empty.
-type Handoff struct{ Params []byte }
+type Handoff struct {
+	Params []byte
+	// Engine is the id of the process that handed over, "" if it does not tell.
+	Engine string
+}
 
 // Dialect writes the legs for one KV connector.
 type Dialect interface {
@@ -191,9 +196,10 @@ const (
 	answerError
 	answerChoices
 	answerStatus
+	answerEngine
 )
 
-var answerMembers = openai.NewPaths("kv_transfer_params", "error", "choices", "status")
+var answerMembers = openai.NewPaths("kv_transfer_params", "error", "choices", "status", "kv_transfer_params.remote_engine_id")
 
 // readAnswer scans a prefill answer and finds out whether it says that the
 // prefill failed after all.
@@ -213,6 +219,9 @@ func readAnswer(d *openai.Doc, body []byte) error {
 	return nil
 }
 
+// dataParallel is what each data-parallel rank appends to its engine's id.
+var dataParallel = regexp.MustCompile(`_dp[0-9]+$`)
+
 // readParams returns the hand-off parameters of a prefill answer, which may be
 // at its top level only.
 func readParams(body []byte) (Handoff, error) {
@@ -224,7 +233,8 @@ func readParams(body []byte) (Handoff, error) {
 	if v.Kind != openai.Object || v.Len == 0 {
 		return Handoff{}, ErrNoHandoff
 	}
-	return Handoff{Params: v.Raw}, nil
+	engine, _ := d.Value(answerEngine).Text()
+	return Handoff{Params: v.Raw, Engine: dataParallel.ReplaceAllString(engine, "")}, nil
 }
 
 // finishReason returns the finish reason of the first choice, "" if there is

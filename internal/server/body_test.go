@@ -159,6 +159,25 @@ func TestBodyTimeout(t *testing.T) {
 	}
 }
 
+// Case 4.15: the times for a client to send and to take its parts say nothing
+// about how long a worker may need.
+func TestLongAnswers(t *testing.T) {
+	for name, body := range map[string]string{"whole": comp, "stream": strings.Replace(comp, "{", `{"stream":true,`, 1)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := start(t, options{engines: []enginesim.Config{{PrefillBase: 10 * time.Minute, DecodePerToken: 4 * time.Minute}}})
+				began := time.Now()
+				if a := f.post("/v1/completions", body); a.err != nil || a.status != 200 {
+					t.Errorf("%+v after %v", a, time.Since(began))
+				}
+				if took := time.Since(began); took != 22*time.Minute {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}
+
 // A client that leaves while it sends its body gets no answer: one that closed
 // its sending half alone could take it for the answer to what it wanted.
 func TestClientGoneWhileSending(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/goleak"
 
+	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/dispatch"
 	"github.com/baton-llm/baton/internal/enginesim"
 	"github.com/baton-llm/baton/internal/exchange"
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const routerAddr = "router:30000"
 
 // patience is how long a client waits, in a bubble's time.
-const patience = 5 * time.Minute
+const patience = time.Hour
 
 // options say what a fleet is made of. The zero value is one regular engine.
 type options struct {
@@ -110,9 +111,11 @@ func (f *fleet) wire(o options) {
 	for _, role := range worker.Roles() {
 		policies[role] = pol
 	}
+	dialects := pd.Set{pd.NewNIXL(pd.NIXLValidity)}
+	breakers := breaker.New(breaker.Default(), log)
 	checker := health.New(health.Default(), health.Deps{Renewer: f.registry, Dial: f.net.DialContext, Logger: log})
 	f.dispatcher = dispatch.New(dispatch.Default(), dispatch.Deps{
-		Pools: f.pools, Policies: policies, Dialects: []pd.Dialect{pd.NewNIXL(pd.NIXLValidity)}, Health: checker, Logger: log,
+		Pools: f.pools, Policies: policies, Dialects: dialects, Health: checker, Breaker: breakers, Logger: log,
 		NewCarrier: func(base string) (exchange.Carrier, error) {
 			c, err := nethttp.New(base, nethttp.Config{Dial: f.net.DialContext})
 			if err != nil || o.carrier == nil {
@@ -123,8 +126,8 @@ func (f *fleet) wire(o options) {
 	})
 	for _, role := range worker.Roles() {
 		f.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: f.registry, Observers: []worker.Observer{f.dispatcher, checker},
-			Initial: worker.Pending, Dialects: []string{"nixl"},
+			Role: role, Lister: f.registry, Observers: []worker.Observer{f.dispatcher, breakers, checker},
+			Initial: worker.Pending, Dialects: dialects.Bits,
 		})
 	}
 	f.status = &server.Status{Pools: f.pools, Health: checker}

@@ -158,11 +158,11 @@ func upgrades(h http.Header) bool {
 }
 
 // head returns the head of the client's request, with what a proxy says about
-// the client added. A trailing slash is taken away where it means nothing: a
-// worker would answer with a redirect to itself.
+// the client added. A trailing slash of a path that is listed means nothing and
+// is taken away: a worker would answer it with a redirect to itself.
 func (s *Server) head(route *openai.Route, r *http.Request) exchange.Head {
 	h := nethttp.Head(r)
-	if path, query, asked := strings.Cut(h.Target, "?"); strings.HasSuffix(path, "/") && !route.Allowed() {
+	if path, query, asked := strings.Cut(h.Target, "?"); route.Path != "" && strings.HasSuffix(path, "/") {
 		h.Target = strings.TrimSuffix(path, "/")
 		if asked {
 			h.Target += "?" + query

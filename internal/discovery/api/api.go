@@ -27,6 +27,7 @@ const maxBody = 1 << 20
 // API adds and removes workers.
 type API struct {
 	Registry *registry.Registry
+	Pools    map[worker.Role]*worker.Pool
 	Dialect  string // of prefill and decode workers that name none
 }
 
@@ -49,6 +50,7 @@ type Mux interface {
 func (a *API) Mount(mux Mux) {
 	mux.HandleFunc("POST /workers", a.add)
 	mux.HandleFunc("DELETE /workers/{worker...}", a.remove)
+	mux.HandleFunc("POST /workers/{worker...}", a.drain)
 }
 
 // add answers 200 with the worker's id, 400 for a bad request, 413 for one over
@@ -122,23 +124,14 @@ func parseRole(s string) (worker.Role, error) {
 	return 0, fmt.Errorf("worker_type %q must be regular, prefill or decode", s)
 }
 
-// remove takes a worker out, from every role unless ?worker_type= names one. It
+// remove takes a worker out, from every role unless ?worker_type= names one.
+// With ?drain=SECONDS it first gets no new work and may finish what it has. It
 // answers 404 if it is not registered, and 409 if another source, such as a
 // flag, would bring it back in one of the roles: then nothing is removed.
 func (a *API) remove(w http.ResponseWriter, r *http.Request) {
-	base, rank, err := Target(r)
-	if err != nil {
-		Fail(w, http.StatusBadRequest, "INVALID_URL", err.Error())
+	base, rank, roles, ok := a.target(w, r)
+	if !ok {
 		return
-	}
-	roles := worker.Roles()
-	if s := r.URL.Query().Get("worker_type"); s != "" {
-		role, err := parseRole(s)
-		if err != nil {
-			Fail(w, http.StatusBadRequest, "INVALID_ROLE", err.Error())
-			return
-		}
-		roles = []worker.Role{role}
 	}
 	label := worker.ID{URL: base, Rank: rank}.Label()
 	for _, role := range roles {
@@ -147,6 +140,9 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) {
 			failClaimed(w, role, label, &registry.ClaimedError{Sources: others})
 			return
 		}
+	}
+	if !a.await(w, r, base, rank, roles) {
+		return
 	}
 	removed := false
 	for _, role := range roles {
@@ -158,10 +154,35 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) {
 		removed = removed || err == nil
 	}
 	if !removed {
-		Fail(w, http.StatusNotFound, "WORKER_NOT_FOUND", "worker "+label+" is not registered")
+		failUnknown(w, base, rank)
 		return
 	}
 	Reply(w, http.StatusOK, map[string]any{"success": true, "message": "worker " + label + " removed"})
+}
+
+// target reads which worker a request means, and in which roles: all, unless
+// ?worker_type= names one. If it cannot, it has answered.
+func (a *API) target(w http.ResponseWriter, r *http.Request) (base string, rank worker.Rank, roles []worker.Role, ok bool) {
+	base, rank, err := Target(r)
+	if err != nil {
+		Fail(w, http.StatusBadRequest, "INVALID_URL", err.Error())
+		return "", 0, nil, false
+	}
+	roles = worker.Roles()
+	if s := r.URL.Query().Get("worker_type"); s != "" {
+		role, err := parseRole(s)
+		if err != nil {
+			Fail(w, http.StatusBadRequest, "INVALID_ROLE", err.Error())
+			return "", 0, nil, false
+		}
+		roles = []worker.Role{role}
+	}
+	return base, rank, roles, true
+}
+
+func failUnknown(w http.ResponseWriter, base string, rank worker.Rank) {
+	label := worker.ID{URL: base, Rank: rank}.Label()
+	Fail(w, http.StatusNotFound, "WORKER_NOT_FOUND", "worker "+label+" is not registered")
 }
 
 func failClaimed(w http.ResponseWriter, role worker.Role, label string, claimed *registry.ClaimedError) {

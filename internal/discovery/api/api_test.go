@@ -19,15 +19,19 @@ import (
 
 // desk is the API on a mux, with the registry behind it.
 type desk struct {
-	t   *testing.T
-	reg *registry.Registry
-	mux *http.ServeMux
+	t     *testing.T
+	reg   *registry.Registry
+	pools map[worker.Role]*worker.Pool
+	mux   *http.ServeMux
 }
 
 func newDesk(t *testing.T) *desk {
 	t.Helper()
-	d := &desk{t: t, reg: registry.New(), mux: http.NewServeMux()}
-	(&api.API{Registry: d.reg, Dialect: "nixl"}).Mount(d.mux)
+	d := &desk{t: t, reg: registry.New(), pools: make(map[worker.Role]*worker.Pool), mux: http.NewServeMux()}
+	for _, role := range worker.Roles() {
+		d.pools[role] = worker.NewPool(worker.PoolConfig{Role: role, Lister: d.reg})
+	}
+	(&api.API{Registry: d.reg, Pools: d.pools, Dialect: "nixl"}).Mount(d.mux)
 	return d
 }
 
