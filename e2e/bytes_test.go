@@ -168,7 +168,7 @@ func newOddWorker(t *testing.T) *oddWorker {
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m"}]}`)
 	})
-	mux.HandleFunc("/", func(rw http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /", func(rw http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		(*w.answer.Load())(rw, r)
 	})

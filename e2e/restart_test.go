@@ -5,6 +5,7 @@ package e2e_test
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 	"time"
@@ -234,20 +235,74 @@ func (l *loops) end() []failure {
 	return l.failures
 }
 
-// TestRestartUnnoticed replaces an engine so fast that no probe sees it: the
-// connections kept to the old one must not cost a request.
+// TestRestartUnnoticed replaces engines so fast that no probe sees it. The
+// connections kept to the old one must not cost a request, and what the next
+// hand-off says shows that it is another one.
 func TestRestartUnnoticed(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, fleetConfig{prefill: 1, decode: 1, regular: 0})
+	f := newFleet(t, fleetConfig{prefill: 1, decode: 1, router: []string{"--engine-metrics-interval", "0"}})
 	q := question{api: chat, prompt: "Was that you?", tokens: 5}
 	for range 3 {
 		f.ask(q)
+		before := f.look(f.prefill[0])
 		for _, e := range f.engines() {
 			e.kill()
-			e.restart("--engine-id", "yet-another-"+newID())
+			e.restart("--engine-id", "another-"+newID())
 		}
-		for range 3 {
-			f.ask(q)
+		f.ask(q)
+		await(t, patience, "another lifetime of prefill", func() error {
+			if w := f.look(f.prefill[0]); w.Generation <= before.Generation || !w.Ready {
+				return fmt.Errorf("%+v", w)
+			}
+			return nil
+		})
+		f.ask(q)
+		if w := f.look(f.prefill[0]); w.Picked != 1 {
+			t.Errorf("the new lifetime was picked %d times, want once", w.Picked)
 		}
 	}
+}
+
+// TestRestartByFigures replaces engines that nobody asks for anything: their own
+// figures show it, once.
+func TestRestartByFigures(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, fleetConfig{prefill: 1, decode: 1, regular: 1, router: []string{"--engine-metrics-interval", "150ms"}})
+	scraped := func(e *engine, more int) {
+		t.Helper()
+		s, err := e.stats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := s.Paths["/metrics"]
+		await(t, patience, "figures read", func() error {
+			if s, err = e.stats(); err == nil && s.Paths["/metrics"] < from+more {
+				err = errNotYet
+			}
+			return err
+		})
+	}
+	q := question{api: completions, prompt: "Count me.", tokens: 5}
+	f.ask(q)
+	if a := f.client.post(q.api.path, q.body(map[string]any{"prompt_logprobs": 1})); a.status != http.StatusOK {
+		t.Fatal(a)
+	}
+	for _, e := range f.engines() {
+		scraped(e, 2) // with what the requests have counted
+		before := f.look(e)
+		e.kill()
+		e.restart()
+		var after workerView
+		await(t, patience, "another lifetime of "+e.name, func() error {
+			if after = f.look(e); after.Generation <= before.Generation || !after.Ready {
+				return fmt.Errorf("%+v", after)
+			}
+			return nil
+		})
+		scraped(e, 4)
+		if w := f.look(e); w.Generation != after.Generation || w.Picked != 0 {
+			t.Errorf("%s: %+v, want it as it was, %+v", e, w, after)
+		}
+	}
+	f.ask(q)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -34,6 +35,9 @@ func commands() []command {
 }
 
 func main() {
+	// net/http has a few lines for the global logger that quote what a worker
+	// sent. What matters of them is in our own log.
+	log.SetOutput(io.Discard)
 	os.Exit(baton(os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -170,7 +170,9 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 		if err != nil {
 			return err
 		}
-		r.others = append(r.others, listening{l.flag, httpServer(l.handler, r.log), listener})
+		server := httpServer(l.handler, r.log)
+		server.ReadTimeout = 30 * time.Second // small requests only
+		r.others = append(r.others, listening{l.flag, server, listener})
 	}
 	return nil
 }

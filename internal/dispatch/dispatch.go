@@ -162,7 +162,8 @@ type run struct {
 	sink  exchange.Sink
 	start time.Time
 
-	attempts  int // legs tried in either role, for ids
+	attempts  int  // legs tried in either role, for ids
+	paired    bool // prefill and decode share the work
 	started   bool
 	firstByte time.Duration
 

@@ -229,6 +229,10 @@ func (l *leg) result(cause error) breaker.Result {
 func (r *run) head(extra exchange.Fields) exchange.Head {
 	h := exchange.Head{Method: r.call.Head.Method, Target: r.call.Head.Target, Fields: r.call.Head.Fields.EndToEnd()}
 	h.Fields = h.Fields.Del("Expect")
+	if r.paired {
+		// A rank is one worker's; the pair's own are in extra.
+		h.Fields = h.Fields.Del("X-Data-Parallel-Rank")
+	}
 	for _, f := range extra {
 		h.Fields = h.Fields.Set(f.Name, f.Value)
 	}

@@ -59,6 +59,10 @@ func (r *run) relayRest(l *leg, first []byte, err error) error {
 // begin sends the head of the answer to the client.
 func (r *run) begin(a *exchange.Answer) error {
 	fields := a.Fields.EndToEnd().Set("X-Request-Id", r.call.ID)
+	if isStream(fields) && fields.Get("X-Accel-Buffering") == "" {
+		// nginx, and what follows it, would hold the stream back.
+		fields = fields.Set("X-Accel-Buffering", "no")
+	}
 	r.started = true
 	if err := r.sink.Start(a.Status, fields); err != nil {
 		return fmt.Errorf("%w: %w", errClientGone, err)

@@ -141,6 +141,7 @@ func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, excep
 	}
 	p.dialect = r.d.deps.Dialects.Of(p.Prefill)
 	p.spec = p.dialect.Spec()
+	r.paired = true
 	p.undo = pc.Keep(p.Prefill)
 	if p.Decode != nil {
 		dc.Keep(p.Decode)

@@ -157,7 +157,6 @@ func TestModelListAnswers(t *testing.T) {
 // of a probe that hangs included.
 func (s *stage) longest() time.Duration {
 	cfg := health.Default()
-	cfg.EngineInterval = 0
 	return cfg.Timeout + cfg.LastRetry
 }
 

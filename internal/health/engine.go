@@ -2,12 +2,13 @@ package health
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
-	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/baton-llm/baton/internal/worker"
@@ -20,33 +21,34 @@ const staleAfter = 3
 // resort.
 const fullUsage = 0.95
 
-// doubtWindow is how long after a sign of a restart another one, with no failed
-// connect between, means that the signs are wrong: several processes share the
-// address.
-const doubtWindow = time.Minute
+// extraTime bounds what an admission waits for beyond health and models, and
+// what is asked of an engine beyond its figures.
+const extraTime = time.Second
 
-// gauge is what is known of one server's engine. Guarded by Checker.mu.
+const metricsPath = "/metrics"
+
+// gauge is what is known of one server's engine: of the process that answered
+// last. Guarded by Checker.mu.
 type gauge struct {
-	at       time.Time          // of the last good scrape
-	date     time.Time          // latest Date of an answer of this process
-	counters map[string]float64 // as of the last scrape, by rank
-	asleep   map[string]bool    // by source: what says that there is to be no work
-	control  map[string]bool    // paths such as /is_paused that the server does not have
-	useless  bool               // /metrics is not vLLM's; said once
-}
-
-// signs remembers restarts seen at a URL, beyond the life of its workers.
-type signs struct {
-	last time.Time // of the last sign, zero after a failed connect
-	off  bool      // the signs are not believed any more
+	began    uint64 // the last good scrape, on the checker's clock; older ones are late
+	at       time.Time
+	start    float64             // when the process started, 0 if unknown
+	date     time.Time           // latest Date of a good scrape
+	counters map[counter]float64 // as of the last good scrape
+	asleep   map[string]bool     // by source: what says that there is to be no work
+	missing  map[string]bool     // paths that the server does not have
+	err      error               // of the last scrape that failed
+	unread   bool                // there are no figures; said once
 }
 
 // scrape is the result of one read of /metrics.
 type scrape struct {
-	figures *figures
+	began   uint64 // on the checker's clock
+	status  int
 	date    time.Time
+	figures *figures
 	err     error
-	loads   map[*worker.Worker]int64 // our own leases around the scrape
+	own     map[*worker.Worker]int64 // our leases during the scrape, at the most
 }
 
 // runGauge reads the engine's figures until ctx is done or the server has no
@@ -63,289 +65,296 @@ func (c *Checker) runGauge(ctx context.Context, b *base) {
 			return
 		case <-timer.C:
 		}
-		s := c.scrape(ctx, b, c.cfg.Timeout)
-		controls := c.controls(ctx, b)
+		began := time.Now()
+		c.checkEngine(ctx, b)
 		if ctx.Err() != nil {
 			return
 		}
-		c.mu.Lock()
-		renew := c.takeScrape(b, s)
-		c.takeControls(b, controls)
-		c.unlock()
-		c.renew(renew, "engine figures")
-		timer.Reset(c.cfg.EngineInterval - c.cfg.EngineInterval/10 + time.Duration(rand.Int64N(int64(c.cfg.EngineInterval)/5)))
+		wait := c.cfg.EngineInterval*9/10 + time.Duration(rand.Int64N(int64(c.cfg.EngineInterval)/5+1)) - time.Since(began)
+		if fresh := c.fresh(b); fresh > 0 {
+			wait = min(wait, fresh)
+		}
+		timer.Reset(wait)
 	}
 }
 
-var errNoMetrics = errors.New("no metrics there")
+// checkEngine reads all that the server is not known to lack.
+func (c *Checker) checkEngine(ctx context.Context, b *base) {
+	c.mu.Lock()
+	c.expire(b)
+	missing := b.gauge.missing[metricsPath]
+	c.unlock()
+	timeout := c.cfg.Timeout
+	if fresh := c.fresh(b); fresh > 0 {
+		timeout = min(timeout, fresh) // figures go stale on time, whatever hangs
+	}
+	s := c.readEngine(ctx, b, !missing, timeout)
+	if s == nil || ctx.Err() != nil {
+		return
+	}
+	c.mu.Lock()
+	renew := c.takeScrape(b, *s)
+	c.unlock()
+	c.renew(renew, "engine figures")
+}
+
+// readEngine returns a scrape, if figures are asked for. Whether the engine takes
+// work is brought to the workers as soon as it is known.
+func (c *Checker) readEngine(ctx context.Context, b *base, figures bool, timeout time.Duration) *scrape {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for path, field := range controls {
+		asking.Go(func() { c.checkControl(ctx, b, path, field) })
+	}
+	if !figures {
+		return nil
+	}
+	s := c.scrape(ctx, b, timeout)
+	return &s
+}
+
+// fresh returns for how long the figures are fresh yet: not above 0 if they are
+// stale or there are none.
+func (c *Checker) fresh(b *base) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return staleAfter*c.cfg.EngineInterval - time.Since(b.gauge.at)
+}
+
+// errNoMetrics is the error of a server that answers and has no figures for us.
+var errNoMetrics = errors.New("no vLLM metrics")
 
 // scrape reads /metrics within the timeout.
 func (c *Checker) scrape(ctx context.Context, b *base, timeout time.Duration) scrape {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	s := scrape{loads: c.loads(b, nil)}
-	resp, err := c.open(ctx, b.url+"/metrics")
+	began, before := c.beginScrape(b)
+	s := scrape{began: began}
+	resp, err := c.open(ctx, b.url+metricsPath)
 	if err != nil {
 		s.err = err
 		return s
 	}
 	defer func() { _ = resp.Body.Close() }() // read as far as it was wanted
 	s.date, _ = http.ParseTime(resp.Header.Get("Date"))
-	if resp.StatusCode != http.StatusOK {
-		s.err = errNoMetrics
-		return s
+	s.status = resp.StatusCode
+	switch {
+	case s.status == http.StatusServiceUnavailable: // so it answers while it is scaled
+		s.err = fmt.Errorf("GET %s: status %d", metricsPath, s.status)
+	case s.status != http.StatusOK:
+		s.err = fmt.Errorf("%w: status %d", errNoMetrics, s.status)
+	default:
+		if s.figures, s.err = readExposition(resp.Body); s.err == nil && !s.figures.vllm {
+			s.err = errNoMetrics
+		}
 	}
-	if s.figures, s.err = readExposition(resp.Body); s.err == nil && !s.figures.other {
-		s.err = errNoMetrics
-	}
-	c.loads(b, s.loads)
+	s.own = c.ownLeases(b, before)
 	return s
 }
 
-// loads returns our leases on the workers of a base, or raises those of an
-// earlier call: a request that came or went during the scrape is ours.
-func (c *Checker) loads(b *base, loads map[*worker.Worker]int64) map[*worker.Worker]int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if loads == nil {
-		loads = make(map[*worker.Worker]int64, len(b.workers))
-	}
-	for w := range b.workers {
-		loads[w] = max(loads[w], w.Load())
-	}
-	return loads
+// leases are those on a worker at one moment.
+type leases struct {
+	picked uint64
+	load   int64
 }
 
-// takeScrape brings a scrape to the workers, and returns those whose process is
-// another one than it was. Called with mu held.
+// beginScrape returns the time of a scrape that begins now on the checker's
+// clock, and our leases.
+func (c *Checker) beginScrape(b *base) (began uint64, before map[*worker.Worker]leases) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before = make(map[*worker.Worker]leases, len(b.workers))
+	for w := range b.workers {
+		before[w] = leases{picked: w.Picked(), load: w.Load()} // in this order, so that none is missed
+	}
+	return c.tick(), before
+}
+
+// ownLeases returns how many of our leases each worker may have had at once
+// since before. What came or went during a scrape is ours and not foreign; that
+// some of it had gone when the rest came is not known.
+func (c *Checker) ownLeases(b *base, before map[*worker.Worker]leases) map[*worker.Worker]int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := make(map[*worker.Worker]int64, len(b.workers))
+	for w := range b.workers {
+		own[w] = before[w].load + int64(w.Picked()-before[w].picked)
+	}
+	return own
+}
+
+// takeScrape brings a scrape to the workers attached before it began, and
+// returns those whose process is another one than it was. Called with mu held.
 func (c *Checker) takeScrape(b *base, s scrape) (renew []worker.ID) {
+	if s.began < b.gauge.began || len(b.workers) == 0 {
+		return nil
+	}
 	if s.err != nil {
-		c.scrapeFailed(b, s.err)
+		c.scrapeFailed(b, s)
 		return nil
 	}
 	if c.isRestart(b, s) {
 		for w, st := range b.workers {
-			if st.admitted() {
+			if st.admitted() && st.measured {
 				renew = append(renew, w.ID())
 			}
 		}
-		b.gauge = gauge{date: s.date}
-		return renew
+		c.resetGauge(b)
 	}
-	now := time.Now()
-	b.gauge.at = now
-	if s.date.After(b.gauge.date) {
-		b.gauge.date = s.date
+	g := &b.gauge
+	g.began, g.at, g.start, g.counters = s.began, time.Now(), s.figures.start, s.figures.counters
+	if s.date.After(g.date) {
+		g.date = s.date
 	}
-	b.gauge.counters = make(map[string]float64, len(s.figures.ranks))
-	for name, r := range s.figures.ranks {
-		b.gauge.counters[name] = r.counters
-	}
-	asleep := false
-	for w := range b.workers {
-		own := s.loads[w]
-		if _, pinned := w.ID().Rank.Index(); !pinned {
-			own = 0
-			for other := range b.workers {
-				own += s.loads[other]
-			}
-		}
-		asleep = c.setEngine(w, s.figures, now, own) || asleep
-	}
-	c.setAsleep(b, "sleep state", asleep)
-	return nil
-}
-
-// setEngine stores a worker's figures and reports whether its engine sleeps.
-// Called with mu held.
-func (c *Checker) setEngine(w *worker.Worker, f *figures, now time.Time, own int64) (asleep bool) {
-	var sum rank
-	n := 0
-	for name, r := range f.ranks {
-		if i, pinned := w.ID().Rank.Index(); pinned && name != strconv.Itoa(i) && len(f.ranks) > 1 {
+	g.unread = false
+	delete(g.missing, metricsPath)
+	for w, st := range b.workers {
+		if st.since > s.began {
 			continue
 		}
-		n++
+		st.measured = true
+		setEngine(w, s.figures.of(w.ID().Rank), g.at, s.ownAt(w.ID().Rank))
+	}
+	c.setAsleep(b, "sleep state", s.figures.of(0).asleep)
+	return renew
+}
+
+// of returns the figures of a rank: those of all ranks together if it is not
+// pinned, or if there is only one.
+func (f *figures) of(at worker.Rank) rank {
+	var sum rank
+	measured := 0.0
+	i, pinned := at.Index()
+	for name, r := range f.ranks {
+		if pinned && len(f.ranks) > 1 && name != strconv.Itoa(i) {
+			continue
+		}
 		sum.running += r.running
 		sum.waiting += r.waiting
-		sum.usage += r.usage
 		sum.cacheTokens += r.cacheTokens
 		sum.hits += r.hits
 		sum.lookups += r.lookups
-		asleep = asleep || r.asleep
+		sum.asleep = sum.asleep || r.asleep
+		if r.measured {
+			measured++
+			sum.usage += (r.usage - sum.usage) / measured // the mean
+		}
 	}
-	if n == 0 {
-		return false
+	return sum
+}
+
+// ownAt returns our leases on the rank, whatever roles they are in: on all of
+// the server if it is not pinned.
+func (s *scrape) ownAt(at worker.Rank) int64 {
+	_, pinned := at.Index()
+	own := int64(0)
+	for w, n := range s.own {
+		if !pinned || w.ID().Rank == at {
+			own += n
+		}
 	}
+	return own
+}
+
+// setEngine stores a worker's figures, own being the part of its load that is
+// ours.
+func setEngine(w *worker.Worker, r rank, at time.Time, own int64) {
 	w.SetEngine(&worker.Engine{
-		At: now, Running: int64(sum.running), Waiting: int64(sum.waiting), KVUsage: sum.usage / float64(n),
-		CacheTokens: int64(sum.cacheTokens), PrefixHits: sum.hits, PrefixLookup: sum.lookups,
+		At: at, Running: whole(r.running), Waiting: whole(r.waiting), KVUsage: r.usage,
+		CacheTokens: whole(r.cacheTokens), PrefixHits: r.hits, PrefixLookup: r.lookups,
 	})
-	w.SetForeign(max(0, int64(sum.running+sum.waiting)-own))
-	if sum.usage/float64(n) >= fullUsage {
+	w.SetForeign(max(0, whole(r.running+r.waiting)-own))
+	if r.usage >= fullUsage {
 		w.Block(worker.Full)
 	} else {
 		w.Unblock(worker.Full)
 	}
-	return asleep
 }
 
-// scrapeFailed lets figures that have grown stale count no more. Called with mu
-// held.
-func (c *Checker) scrapeFailed(b *base, err error) {
-	if errors.Is(err, errNoMetrics) && !b.gauge.useless {
-		b.gauge.useless = true
-		c.note(func() {
-			c.log.Warn("no vLLM metrics: this worker is chosen by this router's own load alone", "worker", b.url)
-		})
+// whole returns a count that has come as a float.
+func whole(v float64) int64 { return int64(min(v, 1<<53)) }
+
+// scrapeFailed notes that there are no figures. Called with mu held.
+func (c *Checker) scrapeFailed(b *base, s scrape) {
+	g := &b.gauge
+	g.err = s.err
+	if absent(s.status) {
+		g.lacks(metricsPath)
 	}
-	if b.gauge.at.IsZero() || time.Since(b.gauge.at) < staleAfter*c.cfg.EngineInterval {
+	switch {
+	case errors.Is(s.err, syscall.ECONNREFUSED):
+		c.refused(b, s)
+	case errors.Is(s.err, errNoMetrics), g.at.IsZero() && b.fit():
+		c.unread(b)
+	}
+	c.expire(b)
+}
+
+// refused makes workers pending whose process is gone, as a probe would have
+// found out. Called with mu held.
+func (c *Checker) refused(b *base, s scrape) {
+	c.connectFailed(b.url)
+	for w, st := range b.workers {
+		if st.since < s.began && w.Blocked()&worker.Pending == 0 && c.suspect(w, st, s.err) {
+			signal(b.wake)
+		}
+	}
+}
+
+// expire lets figures that have grown stale count no more. Called with mu held.
+func (c *Checker) expire(b *base) {
+	g := &b.gauge
+	if g.at.IsZero() || time.Since(g.at) < staleAfter*c.cfg.EngineInterval {
 		return
 	}
+	g.at = time.Time{}
 	for w := range b.workers {
 		w.SetForeign(0)
 		w.Unblock(worker.Full)
 	}
-}
-
-// isRestart reports whether the figures are those of another process: one that
-// started after this lifetime had already answered, or whose counters have gone
-// down. Engines behind several processes give such signs all the time; then they
-// are not believed any more. Called with mu held.
-func (c *Checker) isRestart(b *base, s scrape) bool {
-	sign := ""
-	// Dates are in whole seconds.
-	if g := &b.gauge; s.figures.start > 0 && !g.date.IsZero() && s.figures.start >= float64(g.date.Unix()+1) {
-		sign = "start time"
-	}
-	for name, r := range s.figures.ranks {
-		if before, ok := b.gauge.counters[name]; ok && r.counters < before {
-			sign = "counters"
-		}
-	}
-	if sign == "" {
-		return false
-	}
-	url := b.url
-	seen := c.signs[url]
-	if seen.off {
-		return false
-	}
-	now := time.Now()
-	if !seen.last.IsZero() && now.Sub(seen.last) < doubtWindow {
-		c.setSigns(url, signs{off: true})
-		c.note(func() {
-			c.log.Warn("restart detection is off for this worker: its metrics come from several processes", "worker", url, "sign", sign)
-		})
-		return false
-	}
-	c.setSigns(url, signs{last: now})
-	return true
-}
-
-// maxSigns bounds the URLs remembered.
-const maxSigns = 10_000
-
-// setSigns remembers signs of a URL. Called with mu held.
-func (c *Checker) setSigns(url string, s signs) {
-	if _, known := c.signs[url]; known || len(c.signs) < maxSigns {
-		c.signs[url] = s
+	c.setAsleep(b, "sleep state", false)
+	if b.fit() {
+		c.unread(b)
 	}
 }
 
-// connectFailed notes that a connect to the server failed: a restart seen next
-// is no wonder. Called with mu held.
-func (c *Checker) connectFailed(url string) {
-	if s, ok := c.signs[url]; ok && !s.off {
-		delete(c.signs, url)
+// unread says once that there are no figures. Called with mu held.
+func (c *Checker) unread(b *base) {
+	if b.gauge.unread {
+		return
 	}
+	b.gauge.unread = true
+	url, err := b.url, b.gauge.err
+	c.note(func() {
+		c.log.Warn("no engine figures: this worker is chosen by this router's own load alone", "worker", url, "err", err)
+	})
 }
 
-// Restarted says that a worker's process was found to be another one, such as
-// by the engine id of its hand-offs.
-func (c *Checker) Restarted(w *worker.Worker, why string) {
-	c.renew([]worker.ID{w.ID()}, why)
-}
-
-// renew asks for new lifetimes. It must be called without mu.
-func (c *Checker) renew(ids []worker.ID, why string) {
-	for _, id := range ids {
-		if c.deps.Renewer.Renew(id) {
-			c.log.Info("worker restarted", "worker", id, "sign", why)
-		}
-	}
-}
-
-// controlPaths are where engines in development mode tell that they take no
-// work, and the field that says so.
-var controlPaths = map[string]string{"/is_sleeping": "is_sleeping", "/is_paused": "is_paused"}
-
-// controls asks those that the server has.
-func (c *Checker) controls(ctx context.Context, b *base) map[string]bool {
-	answers := make(map[string]bool)
-	for path, field := range controlPaths {
-		c.mu.Lock()
-		missing := b.gauge.control[path]
-		c.mu.Unlock()
-		if missing {
-			continue
-		}
-		status, body, err := c.getWithin(ctx, b.url+path, 1024)
-		if err != nil {
-			continue
-		}
-		var fields map[string]any
-		if status != http.StatusOK || json.Unmarshal(body, &fields) != nil {
-			c.mu.Lock()
-			if b.gauge.control == nil {
-				b.gauge.control = make(map[string]bool)
-			}
-			b.gauge.control[path] = status != http.StatusServiceUnavailable
-			c.mu.Unlock()
-			continue
-		}
-		answers[path], _ = fields[field].(bool)
-	}
-	return answers
-}
-
-// takeControls brings their answers to the workers. Called with mu held.
-func (c *Checker) takeControls(b *base, answers map[string]bool) {
-	for path, value := range answers {
-		c.setAsleep(b, path, value)
-	}
-}
-
-// setAsleep notes what one source says of a server's fitness for work. Called
-// with mu held.
-func (c *Checker) setAsleep(b *base, source string, asleep bool) {
-	before := len(b.gauge.asleep) > 0
-	if asleep {
-		if b.gauge.asleep == nil {
-			b.gauge.asleep = make(map[string]bool)
-		}
-		b.gauge.asleep[source] = true
-	} else {
-		delete(b.gauge.asleep, source)
-	}
-	after := len(b.gauge.asleep) > 0
+// fit reports whether a worker of the server passes its probes. Called with
+// Checker.mu held.
+func (b *base) fit() bool {
 	for w := range b.workers {
-		if after {
-			w.Block(worker.Asleep)
-		} else {
-			w.Unblock(worker.Asleep)
+		if w.Blocked()&(worker.Pending|worker.Down) == 0 {
+			return true
 		}
 	}
-	if before != after {
-		url := b.url
-		c.note(func() { c.log.Info("worker asleep", "worker", url, "asleep", after, "source", source) })
-	}
+	return false
 }
 
-// isScaling reports whether a 503 is that of an engine that is being scaled.
-func isScaling(body []byte) bool {
-	var answer struct {
-		Error string `json:"error"`
+// lacks notes a path that the server does not have.
+func (g *gauge) lacks(path string) {
+	if g.missing == nil {
+		g.missing = make(map[string]bool)
 	}
-	return json.Unmarshal(body, &answer) == nil && strings.Contains(answer.Error, "scaling")
+	g.missing[path] = true
+}
+
+// resetGauge forgets what the process told that has been behind the address.
+// Called with mu held.
+func (c *Checker) resetGauge(b *base) {
+	for w := range b.workers {
+		w.SetForeign(0)
+		w.Unblock(worker.Full | worker.Asleep)
+	}
+	b.gauge = gauge{began: c.tick()}
 }

@@ -1,8 +1,9 @@
 // Package health decides which workers are fit for new work: it probes them,
-// hears from dispatch when a connect fails, and sets the block reasons Pending
-// and Down. It learns which models they serve. It never touches load and never
-// removes a worker; if it finds that another process answers at an address, it
-// asks the registry for a new lifetime.
+// reads their engines' own figures, hears from dispatch when a connect fails,
+// and sets the block reasons Pending, Down, Asleep and Full. It learns which
+// models they serve and what load others put on them. It never touches load and
+// never removes a worker; if it finds that another process answers at an
+// address, it asks the registry for a new lifetime.
 //
 //	           one success                 3 failures
 //	pending ───────────────> ready ───────────────────────> down
@@ -110,6 +111,7 @@ type state struct {
 	lastError string
 	cards     []Card
 	modelsAt  time.Time
+	measured  bool // a scrape was taken since it came: a restart seen by the next one is its own
 }
 
 // Card is one entry of a worker's model list, as the worker sent it.
@@ -160,6 +162,9 @@ func (c *Checker) WorkerAdded(w *worker.Worker) {
 		signal(c.wake)
 	}
 	b.workers[w] = &state{since: c.tick()}
+	if b.gauge.sleeps() {
+		w.Block(worker.Asleep)
+	}
 	signal(b.wake)
 }
 
@@ -174,6 +179,7 @@ func (c *Checker) WorkerRemoved(w *worker.Worker) {
 	c.forgetModels(w.Models().Names(), nil)
 	delete(b.workers, w)
 	if len(b.workers) == 0 {
+		c.resetGauge(b)
 		signal(b.wake) // its goroutine ends
 	}
 }

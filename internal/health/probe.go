@@ -120,8 +120,9 @@ func (c *Checker) probe(ctx context.Context, b *base, due due) result {
 	m, err := c.models(ctx, b.url)
 	res := result{err: err, models: m}
 	if err == nil && due.figures {
-		s := c.scrape(ctx, b, time.Second)
-		res.scrape = &s
+		ctx, cancel := context.WithTimeout(ctx, extraTime)
+		defer cancel()
+		res.scrape = c.readEngine(ctx, b, true, extraTime)
 	}
 	return res
 }
@@ -153,11 +154,10 @@ func (c *Checker) models(ctx context.Context, url string) (*models, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch status {
-	case http.StatusOK:
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
+	switch {
+	case absent(status):
 		return &models{any: true}, nil
-	default:
+	case status != http.StatusOK:
 		return nil, fmt.Errorf("GET %s: status %d", path, status)
 	}
 	var list struct {
@@ -185,6 +185,16 @@ func (c *Checker) models(ctx context.Context, url string) (*models, error) {
 	return m, nil
 }
 
+// absent reports whether a status says that the server has no such path, or not
+// for us.
+func absent(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
+		return true
+	}
+	return false
+}
+
 var errTooLong = errors.New("answer too long")
 
 // open sends a GET. The caller closes the body.
@@ -197,13 +207,6 @@ func (c *Checker) open(ctx context.Context, url string) (*http.Response, error) 
 		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
 	}
 	return c.client.Do(req)
-}
-
-// getWithin is get with the time-out of a probe.
-func (c *Checker) getWithin(ctx context.Context, url string, limit int64) (int, []byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
-	defer cancel()
-	return c.get(ctx, url, limit)
 }
 
 // get fetches a URL and returns up to limit bytes of the body. If it is longer
@@ -232,19 +235,20 @@ func (c *Checker) apply(b *base, began uint64, res result, retry time.Duration) 
 	if refusedOrReset(res.err) {
 		c.connectFailed(b.url)
 	}
-	if res.scrape != nil && !restarted {
+	switch {
+	case restarted:
+		c.resetGauge(b)
+	case res.scrape != nil:
 		renew = c.takeScrape(b, *res.scrape)
-		restarted = len(renew) > 0
 	}
 	for w, s := range b.workers {
 		switch {
 		case s.since > began:
+		case slices.Contains(renew, w.ID()): // as the figures say
 		case restarted && s.admitted():
-			// Nobody listened for as long as it takes to call a worker down, or the
-			// figures say so: what listens is another process.
-			if !slices.Contains(renew, w.ID()) {
-				renew = append(renew, w.ID())
-			}
+			// Nobody listened for as long as it takes to call a worker down: what
+			// listens again is another process.
+			renew = append(renew, w.ID())
 		case res.scaling:
 			s.lastError = res.err.Error()
 		case refusedOrReset(res.err):
