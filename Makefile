@@ -4,6 +4,7 @@ GO       ?= go
 FUZZTIME ?= 30s
 BENCH    ?= .
 COUNT    ?= 6
+SOAK_TIME ?= 10m
 
 TOOL := $(GO) tool -modfile=tools/go.mod
 
@@ -53,6 +54,10 @@ cover: ## print the test coverage and write cover.html
 .PHONY: e2e
 e2e: ## run the real binary against simulated engines
 	$(GO) test -tags e2e -count=1 ./e2e/...
+
+.PHONY: soak
+soak: ## churn workers and clients for SOAK_TIME=10m; nothing may grow
+	SOAK_TIME=$(SOAK_TIME) $(GO) test -tags e2e -count=1 -timeout 0 -run TestSoak -v ./e2e/
 
 .PHONY: mutants
 mutants: ## break the code as testdata/mutants.txt says; the tests must notice
