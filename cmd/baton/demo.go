@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/baton-llm/baton/internal/discovery/zmq"
 	"github.com/baton-llm/baton/internal/enginesim"
 	"github.com/baton-llm/baton/internal/worker"
 )
@@ -30,10 +31,13 @@ var demoFleet = []string{enginesim.RolePrefill, enginesim.RolePrefill, enginesim
 // one answer through prefill and decode.
 func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var addr, prompt, logLevel string
+	d := &demo{out: stdout}
 	var once bool
 	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
 	flags.StringVar(&addr, "addr", "127.0.0.1:30000", "address of the router; port 0: any free one")
 	flags.BoolVar(&once, "once", false, "end after the answer, with exit code 1 if anything about it was wrong")
+	flags.StringVar(&d.connector, "kv-connector", "nixl", "KV connector of the engines: "+strings.Join(connectors, ", "))
+	flags.StringVar(&d.mode, "transfer-mode", "WRITE", "of moriio: READ or WRITE")
 	flags.StringVar(&prompt, "prompt", "Why is a relay race won or lost at the hand-over?", "what to ask")
 	flags.StringVar(&logLevel, "log-level", "warn", "debug, info, warn or error")
 	if err := parse(flags, args, stdout); err != nil {
@@ -43,17 +47,21 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err != nil {
 		return usageError{err}
 	}
+	if !slices.Contains(connectors, d.connector) {
+		return usageError{fmt.Errorf("--kv-connector %q is not supported: %s are", d.connector, strings.Join(connectors, ", "))}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	d := &demo{out: stdout}
 	defer d.wait()
 	defer cancel()
-	if err := d.startEngines(ctx, log); err != nil {
-		return err
-	}
 	if err := d.newRouter(ctx, addr, log); err != nil {
 		return err
 	}
+	if err := d.startEngines(ctx, log); err != nil {
+		d.router.close()
+		return err
+	}
+	d.introduce()
 	runCtx, stop := context.WithCancel(ctx)
 	defer stop()
 	d.background(func() {
@@ -81,6 +89,8 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) error
 // demo is a running demonstration.
 type demo struct {
 	out       io.Writer
+	connector string
+	mode      string // of moriio
 	engines   []*enginesim.Engine
 	urls      []string
 	router    *router
@@ -113,7 +123,9 @@ func (d *demo) startEngines(ctx context.Context, log *slog.Logger) error {
 			return err
 		}
 		engine, err := enginesim.New(enginesim.Config{
-			Role: role, Models: []string{demoModel}, Connector: "nixl", Advertise: listener.Addr().String(), Strict: true,
+			Role: role, Models: []string{demoModel}, Advertise: listener.Addr().String(), Strict: true,
+			Connector: d.connector, TransferMode: d.mode, PingIdentity: d.connector == "p2p",
+			Discovery: d.router.discovery.Addr().String(), ExtraRegistration: map[string]string{"kv_connector": d.connector},
 			PrefillBase: 50 * time.Millisecond, PrefillPerToken: 500 * time.Microsecond, DecodePerToken: 40 * time.Millisecond,
 			DefaultTokens: 48,
 		})
@@ -128,6 +140,11 @@ func (d *demo) startEngines(ctx context.Context, log *slog.Logger) error {
 				log.Error("engine ended", "err", err)
 			}
 		})
+		d.background(func() {
+			if err := engine.RunPings(ctx); err != nil {
+				log.Error("engine registers no more", "err", err)
+			}
+		})
 	}
 	return nil
 }
@@ -135,25 +152,30 @@ func (d *demo) startEngines(ctx context.Context, log *slog.Logger) error {
 func (d *demo) newRouter(ctx context.Context, addr string, log *slog.Logger) error {
 	cfg := defaultConfig()
 	cfg.public, cfg.admin, cfg.metrics = addr, "127.0.0.1:0", ""
-	cfg.workers.Dialect = "nixl"
 	cfg.drainTimeout = 5 * time.Second
-	for i, role := range demoFleet {
-		if role == enginesim.RolePrefill {
-			cfg.workers.Prefill = append(cfg.workers.Prefill, d.urls[i])
-		} else {
-			cfg.workers.Decode = append(cfg.workers.Decode, d.urls[i])
-		}
+	allowed, err := zmq.ParseAllowed([]string{"127.0.0.0/8"})
+	if err != nil {
+		return err
 	}
-	var err error
+	cfg.discovery = zmq.Config{Address: "127.0.0.1:0", TTL: zmq.DefaultTTL, Allowed: allowed, Dialect: d.connector}
 	if d.router, err = newRouter(ctx, cfg, log); err != nil {
 		return fmt.Errorf("%w (--addr sets another address)", err)
 	}
-	fmt.Fprintf(d.out, "Baton demo: two prefill and two decode engines (simulated), KV connector NIXL\n\n")
+	return nil
+}
+
+// introduce says what is running.
+func (d *demo) introduce() {
+	connector := d.connector
+	if connector == "moriio" {
+		connector += " " + d.mode
+	}
+	fmt.Fprintf(d.out, "Baton demo: two prefill and two decode engines (simulated), KV connector %s.\n"+
+		"The engines register with the router over ZMQ, every three seconds.\n\n", connector)
 	for i, role := range demoFleet {
 		fmt.Fprintf(d.out, "  %-8s %s\n", role, d.urls[i])
 	}
 	fmt.Fprintf(d.out, "  router   listening on http://%s\n", d.router.addr())
-	return nil
 }
 
 // ask sends one streamed chat request through the router and prints the answer
