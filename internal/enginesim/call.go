@@ -34,23 +34,29 @@ type call struct {
 	body      []byte
 	parsed    object // of body, if bodyErr is nil; set by classify
 	bodyErr   *apiError
-	outcome   string    // if not to be told from the status
-	sent      int       // events of a stream, or bytes of a plain body
-	first     bool      // a byte of the body is out
-	inject    injection // for the generation to act on
-	settle    func()    // gives back what the request holds; nil for nothing
-	closed    bool      // the record is
+	outcome   string          // if not to be told from the status
+	sent      int             // events of a stream, or bytes of a plain body
+	first     bool            // a byte of the body is out
+	inject    injection       // for the generation to act on
+	settle    func()          // gives back what the request holds; nil for nothing
+	closed    bool            // the record is
+	life      *life           // of the engine, when the exchange began
+	aborts    <-chan struct{} // closed to end a generation; nil outside of one
 	gz        *gzip.Writer
 	gzOut     bytes.Buffer
 }
 
-// wait waits for ch, the client's departure or the engine's end.
+// wait waits for ch, or for what ends the exchange.
 func (c *call) wait(ch <-chan struct{}) error {
 	select {
 	case <-ch:
 		return nil
 	case <-c.r.Context().Done():
 		return errGone
+	case <-c.aborts:
+		return injection("abort")
+	case <-c.life.over:
+		return errDead
 	case <-c.e.done:
 		return errClosed
 	}
@@ -67,6 +73,10 @@ func (c *call) sleep(d time.Duration) error {
 		return nil
 	case <-c.r.Context().Done():
 		return errGone
+	case <-c.aborts:
+		return injection("abort")
+	case <-c.life.over:
+		return errDead
 	case <-c.e.done:
 		return errClosed
 	}
@@ -77,6 +87,10 @@ func (c *call) alive() error {
 	select {
 	case <-c.r.Context().Done():
 		return errGone
+	case <-c.aborts:
+		return injection("abort")
+	case <-c.life.over:
+		return errDead
 	case <-c.e.done:
 		return errClosed
 	default:

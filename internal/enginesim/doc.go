@@ -10,18 +10,30 @@
 // predicted, and the generated text is a function of the prompt alone, so that
 // the answer of a prefill/decode pair can be compared with a plain one.
 //
+// Engines hand KV blocks over as [Config.Connector] says. What real ones tell each
+// other over ZMQ and RDMA, these tell each other over HTTP, under /sim/kv/; an engine
+// that is named by its ZMQ address is found as [Config.PeerHTTP] says. The one thing
+// that they do send over ZMQ is their registration with a router: [Engine.RunPings].
+//
 // An [Engine] is an [net/http.Handler] that works on any listener. It waits only
 // on channels, contexts and timers, and no goroutine of it outlives the request
 // it serves, so that it can run inside a testing/synctest bubble.
 //
 // Failures are scripted with [Fault], and points where a request stops with
-// [Engine.Gate] and [Engine.Open]. The same works over HTTP:
+// [Engine.Gate] and [Engine.Open]. The state of an engine is set with
+// [Engine.SetSleeping], [Engine.SetPaused] and [Engine.SetScaling], and with vLLM's
+// own /sleep, /wake_up, /pause and /resume; [Engine.PausePings] lets a router believe
+// it gone, and [Engine.Revive] brings back one that died of a request that no router
+// should send. The same works over HTTP:
 //
 //	GET    /sim/stats               -> Stats
 //	GET    /sim/requests            -> list of Record
 //	POST   /sim/faults              Fault -> {"id":1}
 //	DELETE /sim/faults/1
 //	POST   /sim/gates/NAME/open     also .../close
+//	POST   /sim/pings               {"paused":true}
+//	POST   /sim/scaling             {"scaling":true}
+//	POST   /sim/revive
 //
 // For example, this makes the second prefill leg lose its connection once:
 //

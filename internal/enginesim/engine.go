@@ -1,7 +1,6 @@
 package enginesim
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -25,41 +24,43 @@ type Engine struct {
 	peers       *http.Client  // to other engines
 	conn        connector
 
-	mu         sync.Mutex // guards all below; never held while waiting
-	cache      *cache
-	queue      []*ticket // waiting for admission, in order
-	running    int       // sequences
-	waiting    int
-	loading    int // of the running, those that wait for remote blocks
-	sleepLevel int // 0 is awake
-	faults     []*fault
-	faultID    int
-	gates      map[string]*gate
-	posts      ring
-	gets       ring
-	bodies     []*Record // those that keep a body
-	arrived    int
-	byPath     map[string]int
-	outcomes   map[string]int
-	conns      map[net.Conn]struct{}
-	connsTotal int
-	violations []string
-	violated   int
-	seenLegs   map[string]bool
-	seenOrder  []string
-	stored     map[string][]byte // answers of /v1/responses
-	storeOrder []string
-	count      counters
+	mu          sync.Mutex // guards all below; never held while waiting
+	cache       *cache
+	queue       []*ticket     // waiting for admission, in order
+	running     int           // sequences
+	ranks       []rank        // never resized
+	left        chan struct{} // closed and replaced when requests leave
+	life        *life
+	dead        bool // from the end of life to Revive
+	sleepLevel  int  // 0 is awake
+	scaling     bool
+	resumed     chan struct{} // closed by /resume; nil while not paused
+	aborts      chan struct{} // closed and replaced by /pause?mode=abort
+	thaw        func()        // undoes /pause?mode=keep; nil for nothing
+	pingsPaused bool
+	faults      []*fault
+	faultID     int
+	gates       map[string]*gate
+	posts       ring
+	gets        ring
+	bodies      []*Record // those that keep a body
+	arrived     int
+	byPath      map[string]int
+	outcomes    map[string]int
+	conns       map[net.Conn]http.ConnState
+	connsTotal  int
+	violations  []string
+	violated    int
+	seen        map[string]bool
+	seenOrder   []string
+	stored      map[string][]byte // answers of /v1/responses
+	storeOrder  []string
+	count       counters
 }
 
-// counters are the monotonic figures of /metrics.
+// counters are the monotonic figures that belong to no rank.
 type counters struct {
-	promptTokens, generatedTokens   int
-	cacheQueries, cacheHits         int // tokens
-	remoteQueries, remoteHits       int // tokens
-	preemptions                     int
-	finished                        map[string]int // by finish reason
-	produced, collected, freed      int            // hand-offs
+	produced, collected, freed      int // hand-offs
 	expired, failedLoads, ignoredKV int
 }
 
@@ -81,10 +82,13 @@ func New(cfg Config) (*Engine, error) {
 		gets:     ring{size: keptGets},
 		byPath:   map[string]int{},
 		outcomes: map[string]int{},
-		conns:    map[net.Conn]struct{}{},
-		seenLegs: map[string]bool{},
+		conns:    map[net.Conn]http.ConnState{},
+		seen:     map[string]bool{},
 		stored:   map[string][]byte{},
-		count:    counters{finished: map[string]int{}},
+		ranks:    newRanks(cfg.DPSize),
+		left:     make(chan struct{}),
+		aborts:   make(chan struct{}),
+		life:     newLife(),
 		// A connection per hand-off leaves nothing behind that could outlive it.
 		peers: &http.Client{Transport: &http.Transport{DialContext: cfg.Dial, DisableKeepAlives: true}},
 	}
@@ -125,6 +129,7 @@ func (e *Engine) NewServer() *http.Server {
 		IdleTimeout:       e.cfg.KeepAlive,
 		ReadHeaderTimeout: 0,
 		ConnState:         e.connState,
+		ConnContext:       withConn,
 		ErrorLog:          slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
 }
@@ -133,19 +138,12 @@ func (e *Engine) connState(c net.Conn, s http.ConnState) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch s {
-	case http.StateNew:
-		e.connsTotal++
-		e.conns[c] = struct{}{}
 	case http.StateHijacked, http.StateClosed:
 		delete(e.conns, c)
+		return
+	case http.StateNew:
+		e.connsTotal++
 	default:
 	}
-}
-
-// detached is the context of what must still be done for an exchange that is
-// over, such as telling the other engine; it ends with the engine.
-func (e *Engine) detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerTimeout)
-	stop := context.AfterFunc(closedContext{e.done}, cancel)
-	return ctx, func() { stop(); cancel() }
+	e.conns[c] = s
 }

@@ -18,7 +18,8 @@ import (
 //nolint:recvcheck // reading JSON needs a pointer, writing it a value
 type Fault struct {
 	// Path is the exact path; "" is any path that generates, "*" any path of vLLM.
-	// "/sim/kv/collect", at accept, makes the transfer of a hand-off slow or fail.
+	// "/sim/kv/collect" (with p2p "/sim/kv/put", with moriio "/sim/kv/read" or
+	// "/sim/kv/blocks"), at accept, makes the transfer of a hand-off slow or fail.
 	Path string `json:"path,omitempty"`
 	// Leg is "prefill", "decode" or "plain"; "" is any.
 	Leg string `json:"leg,omitempty"`
@@ -60,6 +61,8 @@ type Fault struct {
 	//	old_kv       the fewer fields of older engines
 	//	extra_kv     more fields, among them an integer above 2^53
 	//	big_kv       fields of Bytes bytes in all
+	//	refuse_kv    of /sim/kv/put: no memory for the tensors of a prefill engine
+	//	eos          the answer ends by itself at its first token, if not for ignore_eos
 	//	gzip         encode the answer, if Accept-Encoding allows or Force is set
 	//	bytes        write the body byte by byte
 	//	crlf         end the lines of a stream with CR LF
@@ -147,7 +150,9 @@ var (
 		"status", "raw", "hang", "gate", "delay", "reset", "cut",
 		"error_event", "abort", "error_finish",
 	}
-	formActions = []string{"no_kv", "null_kv", "old_kv", "extra_kv", "big_kv", "gzip", "bytes", "crlf"}
+	formActions = []string{
+		"no_kv", "null_kv", "old_kv", "extra_kv", "big_kv", "refuse_kv", "eos", "gzip", "bytes", "crlf",
+	}
 )
 
 func (f *Fault) check() error {

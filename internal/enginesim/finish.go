@@ -13,8 +13,11 @@ func (j *job) conclude(err error) error {
 		inj = "abort"
 	case errors.As(err, &inj), err == nil, errors.Is(err, errLoad):
 	default:
-		if errors.Is(err, errGone) && j.leg() == LegDecode {
-			j.e.conn.drop(j) // before the load; nothing to do after it
+		if errors.Is(err, errGone) {
+			j.c.linger()
+			if j.leg() == LegDecode {
+				j.e.conn.drop(j) // before the load; nothing to do after it
+			}
 		}
 		j.settle()
 		return err
@@ -102,12 +105,13 @@ func (j *job) settle() {
 		if reason == "" {
 			reason = finishAbort
 		}
-		e.count.finished[reason]++
+		j.ticket.rank.finished[reason]++
 		if j.ticket.granted {
 			e.keepLocked(s, i%j.n == 0, j.extra())
 		}
 	}
 	e.mu.Unlock()
+	e.conn.finished(j)
 	e.leave(j.ticket)
 }
 

@@ -57,6 +57,9 @@ var endpoints = map[string]map[string]endpoint{
 	"/sleep":                    {"POST": (*Engine).sleep},
 	"/wake_up":                  {"POST": (*Engine).wakeUp},
 	"/is_sleeping":              {"GET": (*Engine).isSleeping},
+	"/pause":                    {"POST": (*Engine).pause},
+	"/resume":                   {"POST": (*Engine).resume},
+	"/is_paused":                {"GET": (*Engine).isPaused},
 	"/reset_prefix_cache":       {"POST": (*Engine).resetCache},
 }
 
@@ -85,19 +88,26 @@ func (e *Engine) serve(w http.ResponseWriter, r *http.Request) {
 		e.serveSim(w, r)
 		return
 	}
-	c := &call{e: e, w: w, r: r, generates: generates[r.URL.Path] && r.Method == http.MethodPost}
+	life, ok := e.alive()
+	if !ok {
+		panic(http.ErrAbortHandler)
+	}
+	c := &call{e: e, w: w, r: r, life: life, generates: generates[r.URL.Path] && r.Method == http.MethodPost}
 	e.openRecord(c)
 	over := false
 	defer func() { e.closeRecord(c, over) }()
 	w.Header().Set("Server", "uvicorn")
 	err := e.handle(c)
+	if life.ended() && err != nil {
+		err = errDead // whatever it seems to be
+	}
 	var inj injection
 	switch {
 	case err == nil, errors.Is(err, errAnswered):
 	case errors.As(err, &inj): // too late to act on
 	default:
 		c.outcome = OutcomeAbort
-		if errors.Is(err, errClosed) {
+		if errors.Is(err, errClosed) || errors.Is(err, errDead) {
 			panic(http.ErrAbortHandler)
 		}
 	}
@@ -112,6 +122,9 @@ func (e *Engine) handle(c *call) error {
 	e.bindFaults(c, true)
 	if err := c.point(pointConnect, nil); err != nil {
 		return err
+	}
+	if c.scales() {
+		return c.answer(http.StatusServiceUnavailable, "application/json", []byte(scalingBody))
 	}
 	body, err := io.ReadAll(c.r.Body)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"strconv"
 	"time"
 )
@@ -25,6 +26,7 @@ type job struct {
 	n        int
 	limit    int  // tokens to generate; 0 leaves it to the engine
 	natural  bool // the answer ends by itself
+	noEOS    bool // ignore_eos
 	minimum  int
 	stops    []string
 	echo     bool
@@ -37,7 +39,8 @@ type job struct {
 	everyUsage bool // usage in each chunk
 	interval   int  // tokens in a chunk
 
-	kv      object // hand-off parameters, nil if none
+	mori    *moriLeg // what a moriio prefill leg says, once it is computed
+	kv      object   // hand-off parameters, nil if none
 	kvRaw   json.RawMessage
 	handoff json.RawMessage // kv_transfer_params of the answer, nil for none
 
@@ -45,6 +48,7 @@ type job struct {
 	seqs    []*sequence
 	cached  int       // prompt tokens not computed
 	remote  bool      // the prompt's blocks came from another engine
+	tail    int       // prompt tokens not handed over, computed with the first one generated
 	taken   bool      // its hand-off was collected or freed
 	settled bool      // blocks given back and counted
 	late    *apiError // found by the engine's input check, after the stream began
@@ -78,6 +82,10 @@ type parser func(*job, *reader)
 // generation serves one API.
 func generation(parse parser) endpoint {
 	return func(e *Engine, c *call) error {
+		if e.conn.lacks(c.r.URL.Path) {
+			c.violate("the engines with connector %s have no such path", e.cfg.Connector)
+			return c.refuse(statusError(http.StatusNotFound))
+		}
 		j := &job{
 			e: e, c: c, created: time.Now().Unix(), n: 1, logprobs: -1, interval: 1,
 		}
@@ -165,6 +173,7 @@ func (j *job) sampling(r *reader, limits ...string) {
 		}
 	}
 	j.minimum = r.intOr("min_tokens", 0)
+	j.noEOS = r.flag("ignore_eos", false)
 	j.n = r.intOr("n", 1)
 	j.interval = max(1, r.intOr("stream_interval", 1))
 	if v, ok := asText(r.object["stop"]); ok {
@@ -232,7 +241,7 @@ func (j *job) validate() *apiError {
 			size, j.limit, longest, longest+j.limit)
 	}
 	if j.limit == 0 {
-		j.natural = true
+		j.natural = !j.noEOS
 		j.limit = min(max(j.e.cfg.DefaultTokens, j.minimum), size-longest)
 	}
 	need := 0
@@ -275,6 +284,9 @@ func (j *job) checkLeg(r *reader) {
 		}
 	}
 	for _, name := range []string{"min_tokens", "min_completion_tokens", "n", "best_of"} {
+		if name == "n" && c.e.cfg.Connector == ConnectorP2P {
+			continue // there it must be that of decode
+		}
 		if n := in.integer(name); n != nil && *n > 1 {
 			c.violate("the prefill leg has %s %d", name, *n)
 		}

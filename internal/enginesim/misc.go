@@ -91,36 +91,6 @@ func (e *Engine) served(r *reader) *apiError {
 	return nil
 }
 
-// sleep answers POST /sleep: requests wait until the engine is woken.
-func (e *Engine) sleep(c *call) error {
-	level := 1
-	if c.r.URL.Query().Get("level") == "2" {
-		level = 2
-	}
-	e.mu.Lock()
-	e.sleepLevel = level
-	e.mu.Unlock()
-	return c.answer(http.StatusOK, "", nil)
-}
-
-// wakeUp answers POST /wake_up.
-func (e *Engine) wakeUp(c *call) error {
-	e.mu.Lock()
-	e.sleepLevel = 0
-	e.dispatchLocked()
-	e.mu.Unlock()
-	return c.answer(http.StatusOK, "", nil)
-}
-
-func (e *Engine) isSleeping(c *call) error {
-	e.mu.Lock()
-	asleep := e.sleepLevel > 0
-	e.mu.Unlock()
-	return c.json(struct {
-		Sleeping bool `json:"is_sleeping"`
-	}{asleep})
-}
-
 // resetCache answers POST /reset_prefix_cache.
 func (e *Engine) resetCache(c *call) error {
 	e.mu.Lock()

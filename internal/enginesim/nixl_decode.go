@@ -1,14 +1,8 @@
 package enginesim
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"strconv"
 	"strings"
 )
@@ -45,41 +39,24 @@ func (n *nixl) target(j *job, note bool) (addr string, q *collect) {
 }
 
 // load implements connector.
-func (n *nixl) load(j *job) (bool, error) {
+func (n *nixl) load(j *job) (int, error) {
 	addr, q := n.target(j, true)
 	if q == nil {
-		return false, nil
+		return 0, nil
 	}
+	defer j.loading()()
 	j.taken = true
 	a, err := n.call(j.c.r.Context(), addr, "collect", q)
 	if err != nil {
 		if j.c.alive() != nil { // it may not have arrived
 			j.taken = false
 		}
-		return false, err
+		return 0, err
 	}
-	if a.Diff != "" {
-		j.c.violate("kv_transfer_params differ from what prefill gave: %s", a.Diff)
+	if err := j.accept(a); err != nil {
+		return 0, err
 	}
-	if a.Late > 0 {
-		j.c.violate("hand-off used %.3g s after its validity", a.Late)
-	}
-	if !a.OK {
-		return false, errors.New(a.Reason)
-	}
-	if a.Sum != j.prompts[0].sum {
-		j.c.violate("wrong prompt for hand-off: prefill had %d tokens, decode has %d", a.Tokens, len(j.prompts[0].tokens))
-		j.misled(a.Sum) // what comes out follows the blocks
-	}
-	return true, nil
-}
-
-// misled makes the answer follow another prompt.
-func (j *job) misled(sum string) {
-	for _, s := range j.seqs {
-		s.story = newStory(sum, s.index%j.n)
-		s.story.head(s.shown)
-	}
+	return len(j.prompts[0].tokens) - j.hits(0), nil // of several prompts, the first
 }
 
 // beat implements connector.
@@ -89,7 +66,7 @@ func (n *nixl) beat(ctx context.Context, j *job) { n.tell(ctx, j, "heartbeat") }
 func (n *nixl) drop(j *job) {
 	if !j.taken {
 		j.taken = true
-		ctx, cancel := n.e.detached(j.c.r.Context())
+		ctx, cancel := j.c.lasting(peerTimeout)
 		defer cancel()
 		n.tell(ctx, j, "free")
 	}
@@ -106,24 +83,8 @@ func (n *nixl) tell(ctx context.Context, j *job, what string) {
 	}
 }
 
-func (n *nixl) call(ctx context.Context, addr, what string, q *collect) (a collected, err error) {
+func (n *nixl) call(ctx context.Context, addr, what string, q *collect) (collected, error) {
 	ctx, cancel := context.WithTimeout(ctx, peerTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/sim/kv/"+what, bytes.NewReader(encode(q)))
-	if err != nil {
-		return a, err
-	}
-	resp, err := n.e.peers.Do(req)
-	if err != nil {
-		return a, err
-	}
-	defer resp.Body.Close() //nolint:errcheck // it was read
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return a, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return a, fmt.Errorf("the prefill engine answers %s", resp.Status)
-	}
-	return a, json.Unmarshal(body, &a)
+	return n.e.callPeer(ctx, addr, what, q)
 }

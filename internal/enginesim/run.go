@@ -27,6 +27,7 @@ func (j *job) run() error {
 	err := j.begin()
 	if err == nil && j.late == nil {
 		err = j.work()
+		j.c.aborts = nil // too late for that
 	}
 	return j.conclude(err)
 }
@@ -56,13 +57,16 @@ func (j *job) events(list [][]byte) error {
 
 // work admits, loads or computes the prompt, and generates.
 func (j *job) work() error {
+	if err := j.c.enter(); err != nil {
+		return err
+	}
 	if err := j.c.alive(); err != nil {
 		return err
 	}
 	if err := j.admit(); err != nil {
 		return err
 	}
-	if err := j.c.alive(); err != nil { // it may have ended in the same moment
+	if err := j.c.moving(); err != nil { // it may have ended in the same moment
 		return err
 	}
 	if j.c.inject != "" {
@@ -74,17 +78,25 @@ func (j *job) work() error {
 	if err := j.prefill(); err != nil {
 		return err
 	}
+	gives := j.leg() == LegPrefill && j.c.form("no_kv") == nil && j.c.form("null_kv") == nil
+	if gives {
+		if err := j.e.conn.computed(j); err != nil {
+			return err
+		}
+	}
 	if err := j.decode(); err != nil {
 		return err
 	}
-	if j.leg() == LegPrefill && j.c.form("no_kv") == nil && j.c.form("null_kv") == nil {
-		j.handoff = j.e.conn.give(j)
+	if !gives {
+		return nil
 	}
-	return nil
+	var err error
+	j.handoff, err = j.e.conn.give(j)
+	return err
 }
 
 func (j *job) admit() error {
-	t := &ticket{weight: min(j.n*len(j.prompts), j.e.cfg.MaxSeqs)}
+	t := &ticket{weight: min(j.n*len(j.prompts), j.e.cfg.MaxSeqs), rank: &j.e.ranks[j.rank]}
 	for i := range j.prompts {
 		h := j.e.cache.newHold(j.prompts[i].tokens, j.extra())
 		t.holds = append(t.holds, h)
@@ -125,47 +137,43 @@ func (j *job) heartbeat() (stop func()) {
 	}
 }
 
+// hits is the number of tokens of a prompt that were cached here.
+func (j *job) hits(index int) int { return j.ticket.holds[index].hits * j.e.cfg.BlockSize }
+
 // load fetches the blocks of a hand-off.
 func (j *job) load() error {
 	e := j.e
-	hits, total := 0, j.promptTokens()
-	for _, h := range j.ticket.holds {
-		hits += h.hits * e.cfg.BlockSize
+	hits, loaded := 0, 0
+	for i := range j.prompts {
+		hits += j.hits(i)
 	}
 	if j.leg() == LegDecode {
-		e.mu.Lock()
-		e.loading += j.ticket.weight
-		e.mu.Unlock()
-		remote, err := e.conn.load(j)
-		e.mu.Lock()
-		e.loading -= j.ticket.weight
-		if err != nil {
-			e.count.failedLoads++
-		}
-		e.mu.Unlock()
+		var err error
+		loaded, err = e.conn.load(j)
 		if gone := j.c.alive(); gone != nil {
 			return gone
 		}
 		if err != nil {
 			e.log.Warn("kv load failure", "err", err)
+			e.mu.Lock()
+			e.count.failedLoads++
+			e.mu.Unlock()
 			if e.cfg.FailPolicy == FailPolicyFail {
 				return errLoad
 			}
 		}
-		j.remote = remote
+		j.remote = loaded > 0
 	}
+	total := j.promptTokens()
+	j.cached = hits + loaded
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	loaded := 0
-	if j.remote { // of several prompts, the first
-		loaded = len(j.prompts[0].tokens) - j.ticket.holds[0].hits*e.cfg.BlockSize
-	}
-	j.cached = hits + loaded
-	e.count.cacheQueries += total
-	e.count.cacheHits += hits
-	e.count.remoteQueries += loaded
-	e.count.remoteHits += loaded
-	e.count.promptTokens += total
+	r := j.ticket.rank
+	r.cacheQueries += total
+	r.cacheHits += hits
+	r.remoteQueries += loaded
+	r.remoteHits += loaded
+	r.promptTokens += total
 	j.c.rec.Cached = j.cached
 	return nil
 }
@@ -173,13 +181,16 @@ func (j *job) load() error {
 // prefill spends the time of the prompt and makes its blocks findable.
 func (j *job) prefill() error {
 	e := j.e
-	if todo := j.promptTokens() - j.cached; todo > 0 {
+	if todo := j.promptTokens() - j.cached - j.tail; todo > 0 {
 		leave, err := e.lane(j.c)
 		if err != nil {
 			return err
 		}
 		err = j.c.sleep(e.cfg.PrefillBase + time.Duration(todo)*e.cfg.PrefillPerToken)
 		leave()
+		if err == nil {
+			err = j.c.moving()
+		}
 		if err != nil {
 			return err
 		}
@@ -200,6 +211,9 @@ func (j *job) decode() error {
 			if err := j.c.sleep(j.e.cfg.DecodePerToken); err != nil {
 				return err
 			}
+		}
+		if err := j.c.moving(); err != nil {
+			return err
 		}
 		if err := j.injected(step); err != nil {
 			return err
@@ -230,8 +244,10 @@ func (j *job) step() {
 	for _, s := range j.seqs {
 		if s.finish == "" {
 			s.advance()
-			e.growLocked(s)
-			e.count.generatedTokens++
+			if !e.growLocked(s) {
+				j.ticket.rank.preemptions++ // vLLM would preempt; here it goes on without
+			}
+			j.ticket.rank.generatedTokens++
 			j.c.rec.Generated++
 		}
 	}

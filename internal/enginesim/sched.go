@@ -5,6 +5,7 @@ import "slices"
 // ticket is a request that wants to run.
 type ticket struct {
 	weight  int // sequences
+	rank    *rank
 	holds   []*hold
 	ready   chan struct{} // closed when granted
 	granted bool
@@ -17,7 +18,7 @@ func (e *Engine) enqueue(t *ticket) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.queue = append(e.queue, t)
-	e.waiting += t.weight
+	t.rank.waiting += t.weight
 	e.dispatchLocked()
 	return t.granted
 }
@@ -35,14 +36,15 @@ func (e *Engine) admitted(c *call, t *ticket) error {
 		return nil
 	}
 	e.queue = slices.DeleteFunc(e.queue, func(q *ticket) bool { return q == t })
-	e.waiting -= t.weight
+	t.rank.waiting -= t.weight
 	e.dispatchLocked()
+	e.leftLocked()
 	return err
 }
 
 // dispatchLocked admits from the head of the queue what there is room for.
 func (e *Engine) dispatchLocked() {
-	for len(e.queue) > 0 && e.sleepLevel == 0 {
+	for len(e.queue) > 0 && e.sleepLevel == 0 && e.life.halts == 0 {
 		t := e.queue[0]
 		if e.running > 0 && e.running+t.weight > e.cfg.MaxSeqs {
 			return
@@ -51,7 +53,8 @@ func (e *Engine) dispatchLocked() {
 			return
 		}
 		e.queue = slices.Delete(e.queue, 0, 1)
-		e.waiting -= t.weight
+		t.rank.waiting -= t.weight
+		t.rank.running += t.weight
 		e.running += t.weight
 		t.granted = true
 		close(t.ready)
@@ -67,11 +70,19 @@ func (e *Engine) leave(t *ticket) {
 	}
 	t.granted = false
 	e.running -= t.weight
+	t.rank.running -= t.weight
 	for _, h := range t.holds {
 		e.cache.release(h.blocks)
 		h.blocks = nil
 	}
 	e.dispatchLocked()
+	e.leftLocked()
+}
+
+// leftLocked wakes who waits for requests to leave.
+func (e *Engine) leftLocked() {
+	close(e.left)
+	e.left = make(chan struct{})
 }
 
 // lane waits for a place among the prompts that are computed at once.
@@ -84,6 +95,10 @@ func (e *Engine) lane(c *call) (leave func(), err error) {
 		return func() { <-e.lanes }, nil
 	case <-c.r.Context().Done():
 		return nil, errGone
+	case <-c.aborts:
+		return nil, injection("abort")
+	case <-c.life.over:
+		return nil, errDead
 	case <-e.done:
 		return nil, errClosed
 	}

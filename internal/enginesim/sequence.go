@@ -44,7 +44,9 @@ func (j *job) newSequence(index int, p *prompt, h *hold) *sequence {
 		index: index, prompt: p, hold: h, total: j.limit, shown: j.limit, reason: finishLength,
 		story: newStory(p.sum, index%j.n),
 	}
-	if j.natural {
+	if j.c.form("eos") != nil && !j.noEOS {
+		s.total, s.shown, s.reason = 1, 0, finishStop
+	} else if j.natural {
 		s.shown, s.reason = s.total-1, finishStop // the last token is the end of text
 	}
 	text := s.story.head(s.shown)
@@ -84,17 +86,18 @@ func (s *sequence) take() output {
 	return o
 }
 
-// growLocked takes a block when the last one is full.
-func (e *Engine) growLocked(s *sequence) {
+// growLocked takes a block when the last one is full. It returns false if there is
+// none.
+func (e *Engine) growLocked(s *sequence) bool {
 	have := len(s.hold.blocks) + len(s.blocks)
 	if len(s.prompt.tokens)+len(s.tokens) <= have*e.cfg.BlockSize {
-		return
+		return true
 	}
-	if b := e.cache.take(); b != nil {
+	b := e.cache.take()
+	if b != nil {
 		s.blocks = append(s.blocks, b)
-		return
 	}
-	e.count.preemptions++ // vLLM would preempt; here it goes on without
+	return b != nil
 }
 
 // keepLocked makes what s has computed findable and gives its blocks back.

@@ -42,22 +42,52 @@ func (e *Engine) serveSim(w http.ResponseWriter, r *http.Request) {
 	case what == "POST gates" && len(parts) == 3 && parts[2] == "close":
 		e.Gate(parts[1])
 		w.WriteHeader(http.StatusNoContent)
-	case what == "POST kv" && len(parts) == 2:
-		if e.faultyPeer(w, r) {
-			return
+	case what == "POST pings" && len(parts) == 1:
+		var v struct{ Paused bool }
+		if set(w, body, &v) {
+			e.PausePings(v.Paused)
 		}
-		reply(w, http.StatusOK, e.conn.serve(parts[1], body))
+	case what == "POST scaling" && len(parts) == 1:
+		var v struct{ Scaling bool }
+		if set(w, body, &v) {
+			e.SetScaling(v.Scaling)
+		}
+	case what == "POST revive" && len(parts) == 1:
+		e.revive(connOf(r.Context()))
+		w.WriteHeader(http.StatusNoContent)
+	case what == "POST kv" && len(parts) == 2:
+		e.servePeer(w, r, parts[1], body)
 	default:
 		reply(w, http.StatusNotFound, simError{"no such path or method"})
 	}
 }
 
-// faultyPeer lets the faults set for a path under /sim/kv/ act at accept. It
-// tells whether they have answered.
-func (e *Engine) faultyPeer(w http.ResponseWriter, r *http.Request) bool {
-	c := &call{e: e, w: w, r: r, rec: &Record{}, closed: true}
+// set reads what is to be set, and answers.
+func set(w http.ResponseWriter, body []byte, v any) bool {
+	if err := json.Unmarshal(body, v); err != nil {
+		reply(w, http.StatusBadRequest, simError{err.Error()})
+		return false
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return true
+}
+
+// servePeer answers a call of another engine. Faults set for its path act at accept.
+func (e *Engine) servePeer(w http.ResponseWriter, r *http.Request, what string, body []byte) {
+	life, ok := e.alive()
+	if !ok {
+		panic(http.ErrAbortHandler)
+	}
+	c := &call{e: e, w: w, r: r, rec: &Record{}, closed: true, life: life}
 	e.bindFaults(c, false)
-	return c.point(pointAccept, nil) != nil
+	if c.point(pointAccept, nil) != nil {
+		return
+	}
+	v, err := e.conn.serve(c, what, body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	reply(w, http.StatusOK, v)
 }
 
 type simError struct {

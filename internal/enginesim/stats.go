@@ -28,6 +28,12 @@ type Stats struct {
 	HandoffsCollected int `json:"handoffs_collected"`
 	HandoffsFreed     int `json:"handoffs_freed"`
 	HandoffsExpired   int `json:"handoffs_expired"`
+	// P2PUnclaimed are prompts that a p2p decode engine has received and for which no
+	// decode leg has come: they stay until one does.
+	P2PUnclaimed int `json:"p2p_unclaimed"`
+	// DecodesWaiting are decode legs that wait at this moriio prefill engine for their
+	// blocks to be written.
+	DecodesWaiting int `json:"decodes_waiting"`
 	// FailedLoads are hand-offs that could not be loaded here.
 	FailedLoads int `json:"failed_loads"`
 	// IgnoredKV counts kv_transfer_params that had no effect: no connector, or not
@@ -52,8 +58,16 @@ type Stats struct {
 	// ViolationCount counts them all.
 	Violations     []string `json:"violations"`
 	ViolationCount int      `json:"violation_count"`
-	// Sleeping tells whether the engine was put to sleep.
+	// Sleeping, Paused and Scaling tell the state that the engine was put into.
 	Sleeping bool `json:"sleeping"`
+	Paused   bool `json:"paused"`
+	Scaling  bool `json:"scaling"`
+	// Halted tells that all requests stand still; Dead that the engine has died, and
+	// answers nothing until Revive.
+	Halted bool `json:"halted"`
+	Dead   bool `json:"dead"`
+	// PingsPaused tells whether registrations are held back.
+	PingsPaused bool `json:"pings_paused"`
 }
 
 // Stats returns a picture of the engine, exact at this moment.
@@ -62,17 +76,17 @@ func (e *Engine) Stats() Stats {
 	defer e.mu.Unlock()
 	s := Stats{Role: e.cfg.Role, EngineID: e.cfg.EngineID}
 	e.conn.statsLocked(&s) // first: it ends what has expired
-	n := e.count
-	s.Running, s.Waiting = e.running-e.loading, e.waiting+e.loading
+	n, r := e.count, e.sumLocked()
+	s.Running, s.Waiting = r.running-r.loading, r.waiting+r.loading
 	s.Connections, s.ConnectionsTotal = len(e.conns), e.connsTotal
 	s.UsedBlocks, s.Blocks = e.cache.used(), e.cfg.Blocks
 	s.HandoffsProduced, s.HandoffsCollected = n.produced, n.collected
 	s.HandoffsFreed, s.HandoffsExpired = n.freed, n.expired
 	s.FailedLoads, s.IgnoredKV = n.failedLoads, n.ignoredKV
-	s.PromptTokens, s.GeneratedTokens = n.promptTokens, n.generatedTokens
-	s.CachedTokens, s.RemoteTokens = n.cacheHits, n.remoteHits
-	s.Preemptions = n.preemptions
-	s.Paths, s.Outcomes, s.Finished = maps.Clone(e.byPath), maps.Clone(e.outcomes), maps.Clone(n.finished)
+	s.PromptTokens, s.GeneratedTokens = r.promptTokens, r.generatedTokens
+	s.CachedTokens, s.RemoteTokens = r.cacheHits, r.remoteHits
+	s.Preemptions = r.preemptions
+	s.Paths, s.Outcomes, s.Finished = maps.Clone(e.byPath), maps.Clone(e.outcomes), r.finished
 	s.Gates = map[string]int{}
 	for name, g := range e.gates {
 		if !g.opened || g.waiting > 0 {
@@ -80,6 +94,8 @@ func (e *Engine) Stats() Stats {
 		}
 	}
 	s.Violations, s.ViolationCount = append([]string{}, e.violations...), e.violated
-	s.Sleeping = e.sleepLevel > 0
+	s.Sleeping, s.Paused, s.Scaling = e.sleepLevel > 0, e.resumed != nil, e.scaling
+	s.Dead, s.Halted = e.dead, e.life.halts > 0
+	s.PingsPaused = e.pingsPaused
 	return s
 }

@@ -3,7 +3,6 @@ package enginesim
 import (
 	"fmt"
 	"mime"
-	"net/http"
 	"strings"
 )
 
@@ -76,13 +75,18 @@ func (e *Engine) checkWire(c *call) {
 		c.violate("%d X-Request-Id headers", len(ids))
 	}
 	for _, id := range ids {
-		if len(id) > 128 {
+		if len(id) > 128 && !e.addressed() {
 			c.violate("the X-Request-Id has %d bytes", len(id))
 		}
 		if i := strings.IndexFunc(id, oddInID); i >= 0 || id == "" {
 			c.violate("the X-Request-Id %q has odd bytes", clip(id))
 		}
 	}
+}
+
+// addressed tells whether request ids carry addresses.
+func (e *Engine) addressed() bool {
+	return e.cfg.Connector == ConnectorP2P || e.cfg.Connector == ConnectorMoRIIO
 }
 
 func oddInID(r rune) bool {
@@ -92,24 +96,25 @@ func oddInID(r rune) bool {
 // checkTwice notes a leg whose request id was used before.
 func (e *Engine) checkTwice(c *call) {
 	id := c.r.Header.Get("X-Request-Id")
-	if id == "" {
-		return
-	}
-	key := c.rec.Leg + " " + id
-	e.mu.Lock()
-	seen := e.seenLegs[key]
-	if !seen {
-		e.seenLegs[key] = true
-		e.seenOrder = append(e.seenOrder, key)
-		if len(e.seenOrder) > keptLegs {
-			delete(e.seenLegs, e.seenOrder[0])
-			e.seenOrder = append(e.seenOrder[:0], e.seenOrder[1:]...)
-		}
-	}
-	e.mu.Unlock()
-	if seen {
+	if id != "" && e.seenBefore(c.rec.Leg+" "+id) {
 		c.violate("a second %s leg with the same X-Request-Id", c.rec.Leg)
 	}
+}
+
+// seenBefore tells whether it was asked about key before.
+func (e *Engine) seenBefore(key string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.seen[key] {
+		return true
+	}
+	e.seen[key] = true
+	e.seenOrder = append(e.seenOrder, key)
+	if len(e.seenOrder) > keptLegs {
+		delete(e.seen, e.seenOrder[0])
+		e.seenOrder = append(e.seenOrder[:0], e.seenOrder[1:]...)
+	}
+	return false
 }
 
 // isJSON checks the content type as vLLM does.
@@ -123,22 +128,20 @@ func (c *call) isJSON() *apiError {
 
 // classify finds the leg of a generation request, before it is validated.
 func (e *Engine) classify(c *call) {
-	leg := LegPlain
 	name := ""
+	var params object
 	c.parsed, c.bodyErr = parseObject(c.body)
 	if o := c.parsed; c.bodyErr == nil {
 		name, _ = asText(o["model"])
 		if kv, ok := asObject(kvParams(c.r.URL.Path, o)); ok {
-			switch {
-			case string(kv["do_remote_decode"]) == "true":
-				leg = LegPrefill
-			case string(kv["do_remote_prefill"]) == "true":
-				leg = LegDecode
-			}
+			params = kv
 		}
 	}
+	leg := e.conn.leg(params)
 	c.note(func(r *Record) { r.Leg, r.Model = leg, name })
-	e.checkTwice(c)
+	if leg != LegDecode || !e.addressed() { // where the id names the hand-off it may come again
+		e.checkTwice(c)
+	}
 	if !e.cfg.Strict {
 		return
 	}
@@ -159,17 +162,4 @@ func kvParams(path string, o object) []byte {
 	sampling, _ := asObject(o["sampling_params"])
 	extra, _ := asObject(sampling["extra_args"])
 	return extra["kv_transfer_params"]
-}
-
-// rank checks the header that pins a request to a data-parallel rank.
-func (e *Engine) rank(h http.Header) (int, *apiError) {
-	v := strings.TrimSpace(h.Get("X-data-parallel-rank"))
-	n, ok := lenientInt([]byte(v))
-	if v == "" || !ok { // what is no integer is ignored
-		return 0, nil
-	}
-	if n < 0 || n >= e.cfg.DPSize {
-		return 0, badValue("", "data_parallel_rank %d is out of range [0, %d).", n, e.cfg.DPSize)
-	}
-	return n, nil
 }
