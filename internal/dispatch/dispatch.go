@@ -8,6 +8,7 @@
 //	plain.go       one leg
 //	sequential.go  prefill, hand-off, decode
 //	concurrent.go  both legs at once
+//	source.go      what policies ask of the request
 //	leg.go         one exchange with one worker, under its lease
 //	relay.go       the answer's way to the client
 //	discard.go     a hand-off that nobody will use
@@ -150,6 +151,8 @@ type Outcome struct {
 // caller answers. ctx ends when the client leaves.
 func (d *Dispatcher) Do(ctx context.Context, call *Call, sink exchange.Sink) Outcome {
 	r := &run{d: d, ctx: ctx, call: call, sink: sink, start: time.Now()}
+	r.choosing.Source = source{call}
+	defer r.choosing.Done()
 	err := r.route()
 	return r.outcome(err)
 }
@@ -161,6 +164,9 @@ type run struct {
 	call  *Call
 	sink  exchange.Sink
 	start time.Time
+
+	choosing policy.Request // what policies are told
+	undo     func()         // takes back the affinity of the plain leg picked last, may be nil
 
 	attempts  int  // legs tried in either role, for ids
 	paired    bool // prefill and decode share the work

@@ -30,6 +30,7 @@ type leg struct {
 	ended  bool        // the body was read to its end, or the exchange has failed
 	broke  bool        // the exchange has failed
 	alone  atomic.Bool // may not be cut off: it goes on by itself when its owner closes it
+	tied   bool        // made for a client, and not begun once it has left
 	closed bool
 	answer *exchange.Answer
 	record *Leg
@@ -40,6 +41,7 @@ type leg struct {
 // nothing else.
 func (r *run) newLeg(lease *worker.Lease, reason string) *leg {
 	l := r.newDetachedLeg(lease, reason)
+	l.tied = true
 	l.stop = context.AfterFunc(r.ctx, func() { l.cancel(errClientGone) })
 	return l
 }
@@ -65,7 +67,7 @@ func (r *run) newDetachedLeg(lease *worker.Lease, reason string) *leg {
 // obey makes the leg follow the dialect's cancel rule: a leg that may not be
 // cut off survives the client.
 func (l *leg) obey(rule pd.Cancel) {
-	if rule != pd.AnyTime {
+	if rule == pd.UntilHandoff || rule == pd.DecodeUntilHandoff && l.lease.Worker().ID().Role == worker.Decode {
 		l.alone.Store(true)
 		l.untie()
 	}
@@ -84,6 +86,11 @@ func (l *leg) untie() { l.stop() }
 
 // send sends the request and waits for the head of the answer.
 func (l *leg) send(head exchange.Head, body []byte) error {
+	if l.tied && l.r.ctx.Err() != nil {
+		l.ended = true
+		l.cancel(errClientGone)
+		return l.note(errClientGone)
+	}
 	if d := l.r.d.cfg.FirstByteTimeout; d > 0 {
 		l.timer = time.AfterFunc(d, func() { l.cancel(errFirstByte) })
 	}

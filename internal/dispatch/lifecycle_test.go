@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,7 +38,7 @@ import (
 // registry, pools and net/http over an in-memory network, scripted workers, and
 // a clock that only "advance" moves.
 //
-//	worker ROLE HOST [group=] [dialect=] [zmq=] [ttl=D]  register, and listen unless it does
+//	worker ROLE HOST [group=] [dialect=] [zmq=] [mode=] [ttl=D]  register, and listen unless it does
 //	withdraw|renew|block|unblock ROLE HOST [REASON]
 //	script HOST [status=N] [handoff=none|abort|junk] [chunks=N] [cut=N] [plain]   how its worker answers
 //	kill|refuse|restore|blackhole HOST
@@ -113,6 +114,7 @@ func newStage(name string) *stage {
 		&fakeDialect{spec: pd.Spec{Name: "late", Concurrent: true, Cancel: pd.UntilHandoff}},
 		&fakeDialect{spec: pd.Spec{Name: "pinned", PairFirst: true, Cancel: pd.AnyTime}},
 		sticky,
+		pd.P2P{}, pd.NewMoRIIO("READ"), pd.NewMoRIIO("WRITE"),
 	}
 	s.dispatcher = dispatch.New(cfg, dispatch.Deps{
 		Pools: s.pools, Dialects: dialects, Health: s, Breaker: s.breaker,
@@ -322,7 +324,7 @@ func (s *stage) worker(words []string, opts map[string]string) error {
 	r, host := role(words[0]), words[1]
 	reg := worker.Registration{
 		ID:       worker.ID{Role: r, URL: "http://" + host},
-		Endpoint: worker.Endpoint{ZMQ: opts["zmq"]},
+		Endpoint: worker.Endpoint{ZMQ: opts["zmq"], Mode: opts["mode"]},
 	}
 	if r != worker.Regular {
 		reg.Endpoint.Dialect = cmp.Or(opts["dialect"], "nixl")
@@ -384,12 +386,15 @@ func (s *stage) script(words []string, opts map[string]string) {
 	s.scripts[words[0]] = sc
 }
 
+// minted is the part of an id that is new each time.
+var minted = regexp.MustCompile(`_[0-9a-f]{32}`)
+
 // host is a worker's server. A request with stream:false, or with one token to
 // compute for a hand-off, is answered in one piece.
 func (s *stage) host(host string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		name, _, _ := strings.Cut(r.Header.Get("X-Request-Id"), "-r")
+		name, id := r.Header.Get("X-Name"), minted.ReplaceAllString(r.Header.Get("X-Request-Id"), "_*")
 		as := r.Header.Get("X-Leg")
 		switch {
 		case as != "":
@@ -404,9 +409,9 @@ func (s *stage) host(host string) http.Handler {
 		if pair := r.Header.Get("X-Pair"); pair != "" {
 			note = " with " + pair
 		}
-		s.Log("%s %s: got %s%s", as, host, r.Header.Get("X-Request-Id"), note)
+		s.Log("%s %s: got %s%s", as, host, id, note)
 		gone := sync.OnceFunc(func() {
-			s.Log("%s %s: %s gone%s", as, host, r.Header.Get("X-Request-Id"), s.at())
+			s.Log("%s %s: %s gone%s", as, host, id, s.at())
 		})
 		defer context.AfterFunc(r.Context(), gone)()
 		name += "/" + as
@@ -519,7 +524,9 @@ func (s *stage) request(words []string, opts map[string]string) error {
 	s.cancels[name] = cancel
 	call := &dispatch.Call{
 		Request: req, ID: name,
-		Head: exchange.Head{Method: http.MethodPost, Target: path, Fields: exchange.Fields{{Name: "Content-Type", Value: "application/json"}}},
+		Head: exchange.Head{Method: http.MethodPost, Target: path, Fields: exchange.Fields{
+			{Name: "Content-Type", Value: "application/json"}, {Name: "X-Name", Value: name},
+		}},
 	}
 	s.Go(name, func() string {
 		sink := &fakeSink{ctx: ctx, s: s}

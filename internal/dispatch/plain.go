@@ -26,7 +26,11 @@ func (r *run) plain(roles ...worker.Role) error {
 		}
 		w := lease.Worker()
 		err = r.plainLeg(lease, reason)
-		if !exchange.Unsent(err) || try == maxTries || r.ctx.Err() != nil {
+		if !exchange.Unsent(err) {
+			return err
+		}
+		takeBack(r.undo)
+		if try == maxTries || r.ctx.Err() != nil {
 			return err
 		}
 		r.d.counts.retries[w.ID().Role].Add(1)
@@ -42,7 +46,7 @@ func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.L
 		choice := r.choice(role)
 		grants, err := worker.Pick(worker.Need{Pool: r.d.deps.Pools[role], Take: worker.Acquire, Want: want, Chooser: choice})
 		if err == nil {
-			choice.Keep(grants[0].Worker())
+			r.undo = choice.Keep(grants[0].Worker())
 			return grants[0].Lease, choice.Reason(), nil
 		}
 		if last == nil || r.registered(role) {

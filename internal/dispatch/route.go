@@ -164,5 +164,7 @@ func (r *run) defaultModel() error {
 
 // choice prepares the role's policy for this request.
 func (r *run) choice(role worker.Role) policy.Choice {
-	return r.d.deps.Policies[role].Prepare(&policy.Request{Work: r.work(role)}, r.d.deps.Pools[role].Snapshot())
+	model := r.call.Request.Model
+	r.choosing.Work, r.choosing.Model, r.choosing.BytesPerToken = r.work(role), model, r.d.tokens.ratio(model)
+	return r.d.deps.Policies[role].Prepare(&r.choosing, r.d.deps.Pools[role].Snapshot())
 }

@@ -29,6 +29,7 @@ type pair struct {
 	hold          *worker.Hold  // if the decode worker was chosen first
 	decodeReason  string
 	undo          func() // takes back the affinity recorded for the prefill, may be nil
+	undoDecode    func() // the same for decode
 }
 
 // again is the failure of a pair that may be tried anew with other workers. It
@@ -63,6 +64,9 @@ func (r *run) pairs() error {
 		retry, ok := errors.AsType[*again](err)
 		if !ok {
 			return err
+		}
+		if p.spec.Concurrent {
+			p.takeBack(retry)
 		}
 		if try == maxTries || r.ctx.Err() != nil {
 			return retry.err
@@ -144,9 +148,26 @@ func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, excep
 	r.paired = true
 	p.undo = pc.Keep(p.Prefill)
 	if p.Decode != nil {
-		dc.Keep(p.Decode)
+		p.undoDecode = dc.Keep(p.Decode)
 	}
 	return p, nil
+}
+
+// takeBack takes back the affinity of the legs of a concurrent pair that failed.
+func (p *pair) takeBack(failed *again) {
+	if failed.exceptPrefill != nil {
+		takeBack(p.undo)
+	}
+	if failed.exceptDecode != nil {
+		takeBack(p.undoDecode)
+	}
+}
+
+// takeBack calls what [policy.Choice.Keep] returned.
+func takeBack(undo func()) {
+	if undo != nil {
+		undo()
+	}
 }
 
 // mint returns 32 hex digits that have not been returned before.
@@ -192,9 +213,7 @@ func (r *run) sequential(p *pair) error {
 	}
 	h, done, err := r.prefillLeg(p)
 	if done || err != nil {
-		if err != nil && p.undo != nil {
-			p.undo()
-		}
+		takeBack(p.undo)
 		return err
 	}
 	return r.decodeLegs(p, h)
@@ -332,6 +351,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 		if !ok {
 			return err
 		}
+		takeBack(p.undoDecode)
 		failed, except = retry.err, append(except, p.Decode)
 		if !p.spec.Again {
 			// The pair is void: the next one needs a prefill of its own.
@@ -430,7 +450,7 @@ func (r *run) pickDecode(p *pair, except []*worker.Worker) (*worker.Lease, strin
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		grants, err := worker.Pick(need)
 		if err == nil {
-			choice.Keep(grants[0].Worker())
+			p.undoDecode = choice.Keep(grants[0].Worker())
 			return grants[0].Lease, choice.Reason(), nil
 		}
 		left := time.Until(deadline)

@@ -162,6 +162,20 @@ func (r *reader) integer(name string) *int {
 	return &n
 }
 
+// number checks that a member is a number, or a text of one, as pydantic does.
+func (r *reader) number(name string) {
+	if !r.given(name) {
+		return
+	}
+	text := string(bytes.TrimSpace(r.object[name]))
+	if s, ok := asText(r.object[name]); ok {
+		text = strings.TrimSpace(s)
+	}
+	if _, err := strconv.ParseFloat(text, 64); err != nil {
+		r.fail(badField("float_parsing", name, "Input should be a valid number"))
+	}
+}
+
 func lenientInt(v json.RawMessage) (int, bool) {
 	text := string(bytes.TrimSpace(v))
 	if s, ok := asText(v); ok {

@@ -173,6 +173,9 @@ func (j *job) sampling(r *reader, limits ...string) {
 		}
 	}
 	j.minimum = r.intOr("min_tokens", 0)
+	for _, name := range []string{"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"} {
+		r.number(name)
+	}
 	j.noEOS = r.flag("ignore_eos", false)
 	j.n = r.intOr("n", 1)
 	j.interval = max(1, r.intOr("stream_interval", 1))

@@ -40,7 +40,6 @@ type p2p struct {
 // tensors are the blocks of one request, as received from a prefill engine.
 type tensors struct {
 	ID      string `json:"id"`
-	From    string `json:"from"` // ZMQ address
 	Tokens  int    `json:"tokens"`
 	Sum     string `json:"sum"`
 	lost    bool   // there was no memory for them
@@ -121,7 +120,7 @@ func (p *p2p) computed(j *job) error {
 	addr := p.e.cfg.PeerHTTP(decode)
 	for i, ids := range j.names() {
 		for _, id := range ids {
-			t := tensors{ID: id, From: p.e.cfg.ZMQAddress, Tokens: len(j.prompts[i].tokens), Sum: j.prompts[i].sum}
+			t := tensors{ID: id, Tokens: len(j.prompts[i].tokens), Sum: j.prompts[i].sum}
 			if err := p.send(j, addr, t); err != nil {
 				return err
 			}

@@ -39,12 +39,17 @@ func NewMoRIIO(mode string) *MoRIIO { return &MoRIIO{mode: mode} }
 
 // Spec implements [Dialect].
 func (m *MoRIIO) Spec() Spec {
+	cancel := AnyTime
+	if m.mode == "READ" {
+		// Blocks that decode has not read stay for an hour.
+		cancel = DecodeUntilHandoff
+	}
 	return Spec{
 		Name:       "moriio/" + m.mode,
 		Concurrent: m.mode == "WRITE",
 		PairFirst:  true,
 		NeedsZMQ:   true,
-		Cancel:     AnyTime,
+		Cancel:     cancel,
 		Routes:     []string{"chat", "completions"},
 	}
 }

@@ -37,9 +37,10 @@ type Cancel uint8
 
 // The cancel rules. The zero rule is invalid.
 const (
-	_            Cancel = iota
-	AnyTime             // the leg may be ended at any time
-	UntilHandoff        // not before the hand-off is over: prefill's answer, decode's first byte
+	_                  Cancel = iota
+	AnyTime                   // the leg may be ended at any time
+	DecodeUntilHandoff        // prefill at any time before its answer, decode not before its first byte
+	UntilHandoff              // not before the hand-off is over: prefill's answer, decode's first byte
 )
 
 // Spec is what dispatch must know of a dialect.
