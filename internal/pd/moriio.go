@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/openai"
@@ -39,10 +40,11 @@ func NewMoRIIO(mode string) *MoRIIO { return &MoRIIO{mode: mode} }
 
 // Spec implements [Dialect].
 func (m *MoRIIO) Spec() Spec {
-	cancel := AnyTime
+	cancel, validity := AnyTime, time.Duration(0)
 	if m.mode == "READ" {
-		// Blocks that decode has not read stay for an hour.
-		cancel = DecodeUntilHandoff
+		// Blocks that decode has not read stay pinned, for an hour with some
+		// versions, and for defer_timeout with others.
+		cancel, validity = DecodeUntilHandoff, time.Minute
 	}
 	return Spec{
 		Name:       "moriio/" + m.mode,
@@ -50,6 +52,7 @@ func (m *MoRIIO) Spec() Spec {
 		PairFirst:  true,
 		NeedsZMQ:   true,
 		Cancel:     cancel,
+		Validity:   validity,
 		Routes:     []string{"chat", "completions"},
 	}
 }

@@ -43,11 +43,20 @@ func pairID(p *Pair) string {
 
 // Prefill implements [Dialect].
 func (P2P) Prefill(p *Pair) (Leg, error) {
-	edits := paramEdits(prefillEdits(p.Request), p.Request, nil)
 	return Leg{
-		Body:   p.Request.Doc.Splice(nil, edits),
+		Body:   p.Request.Doc.Splice(nil, sameNames(p.Request)),
 		Fields: append(LegFields(pairID(p), p.Prefill), identity),
 	}, nil
+}
+
+// sameNames are the edits of a prefill leg, but for n and best_of: with several
+// samples each is named by its number and the id, and decode would wait for
+// those names.
+func sameNames(r *openai.Request) []openai.Edit {
+	edits := slices.DeleteFunc(prefillEdits(r), func(e openai.Edit) bool {
+		return e.Path == openai.N || e.Path == openai.BestOf
+	})
+	return paramEdits(edits, r, nil)
 }
 
 // identity keeps an answer that is read here from being compressed.
@@ -70,7 +79,8 @@ func (P2P) Decode(p *Pair, _ Handoff) (Leg, error) {
 
 // Discard implements [Dialect]: a decode of one token, read to its end.
 func (P2P) Discard(p *Pair, _ Handoff) (leg Leg, read bool, err error) {
-	edits := paramEdits(prefillEdits(p.Request), p.Request, nil)
-	fields := append(LegFields(pairID(p), p.Decode), identity)
-	return Leg{Body: p.Request.Doc.Splice(nil, edits), Fields: slices.Clip(fields)}, true, nil
+	return Leg{
+		Body:   p.Request.Doc.Splice(nil, sameNames(p.Request)),
+		Fields: append(LegFields(pairID(p), p.Decode), identity),
+	}, true, nil
 }

@@ -55,18 +55,18 @@ func check(t *testing.T, what, got string, want ...string) {
 // TestP2PLegs: both legs have one id with both addresses (cases 1.20, 1.21).
 func TestP2PLegs(t *testing.T) {
 	p := named(t, "/v1/chat/completions",
-		`{"model":"m","messages":[],"max_completion_tokens":64,"min_tokens":9,"stream":true,"stream_options":{"include_usage":true},"kv_transfer_params":{"evil":1}}`,
+		`{"model":"m","messages":[],"n":4,"max_completion_tokens":64,"min_tokens":9,"stream":true,"stream_options":{"include_usage":true},"kv_transfer_params":{"evil":1}}`,
 		worker.Endpoint{ZMQ: "10.0.0.2:21001"}, worker.Endpoint{ZMQ: "[fd00::3]:22001"}, 0, 0)
 	d := pd.P2P{}
 	const id = "X-Request-Id: ___prefill_addr_10.0.0.2:21001___decode_addr_[fd00::3]:22001_" + mint
-	const one = `{"model":"m","messages":[],"max_completion_tokens":1,"stream":false,"max_tokens":1}`
+	const one = `{"model":"m","messages":[],"n":4,"max_completion_tokens":1,"stream":false,"max_tokens":1}`
 	check(t, "prefill", show(d.Prefill(p)), id, "Accept-Encoding: identity", one)
 	h, err := d.Read(p, []byte(`{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`))
 	if err != nil || h.Params == nil {
 		t.Errorf("Read: %v, %v", h, err)
 	}
 	check(t, "decode", show(d.Decode(p, h)), id,
-		`{"model":"m","messages":[],"max_completion_tokens":64,"min_tokens":9,"stream":true,"stream_options":{"include_usage":true}}`)
+		`{"model":"m","messages":[],"n":4,"max_completion_tokens":64,"min_tokens":9,"stream":true,"stream_options":{"include_usage":true}}`)
 	leg, read, err := d.Discard(p, h)
 	check(t, "discard", show(leg, err), id, "Accept-Encoding: identity", one)
 	if !read {
