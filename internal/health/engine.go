@@ -82,8 +82,11 @@ func (c *Checker) runGauge(ctx context.Context, b *base) {
 func (c *Checker) checkEngine(ctx context.Context, b *base) {
 	c.mu.Lock()
 	c.expire(b)
-	missing := b.gauge.missing[metricsPath]
+	deserted, missing := len(b.workers) == 0, b.gauge.missing[metricsPath]
 	c.unlock()
+	if deserted {
+		return
+	}
 	timeout := c.cfg.Timeout
 	if fresh := c.fresh(b); fresh > 0 {
 		timeout = min(timeout, fresh) // figures go stale on time, whatever hangs

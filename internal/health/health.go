@@ -86,8 +86,10 @@ type Checker struct {
 	bases  map[string]*base
 	recent map[string]time.Time // models that somebody stopped serving, and when
 	signs  map[string]signs     // restarts seen, by base URL
-	clock  uint64               // orders what happens to workers and the start of probes
-	notes  []func()             // log lines to write once mu is free
+	// vouches are for lifetimes about to begin, by ID without generation.
+	vouches map[worker.ID]vouch
+	clock   uint64   // orders what happens to workers and the start of probes
+	notes   []func() // log lines to write once mu is free
 }
 
 // base is one server: the workers behind one base URL.
@@ -145,6 +147,8 @@ func New(cfg Config, deps Deps) *Checker {
 		bases:  make(map[string]*base),
 		recent: make(map[string]time.Time),
 		signs:  make(map[string]signs),
+
+		vouches: make(map[worker.ID]vouch),
 	}
 }
 
@@ -161,7 +165,9 @@ func (c *Checker) WorkerAdded(w *worker.Worker) {
 		c.bases[w.ID().URL] = b
 		signal(c.wake)
 	}
-	b.workers[w] = &state{since: c.tick()}
+	s := &state{since: c.tick()}
+	b.workers[w] = s
+	c.admitVouched(w, s)
 	if b.gauge.sleeps() {
 		w.Block(worker.Asleep)
 	}

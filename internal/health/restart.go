@@ -82,10 +82,52 @@ func (c *Checker) connectFailed(url string) {
 	}
 }
 
-// Restarted says that a worker's process was found to be another one, such as
-// by the engine id of its hand-offs.
+// vouch is what a process that serves already brings into its own lifetime, so
+// that it need not wait for a probe.
+type vouch struct {
+	at     time.Time
+	models *worker.Models
+	cards  []Card
+}
+
+// vouchWindow is for how long a vouch counts: the new lifetime is there at once.
+const vouchWindow = 2 * time.Second
+
+// Restarted says that a worker's process was found to be another one by what it
+// served, such as by the engine id of a hand-off. It is fit for work, so its
+// own lifetime begins ready; what it serves is read anew all the same.
 func (c *Checker) Restarted(w *worker.Worker, why string) {
+	place := w.ID()
+	place.Generation = 0
+	v := vouch{at: time.Now(), models: w.Models()}
+	c.mu.Lock()
+	if b := c.bases[w.ID().URL]; b != nil {
+		if s := b.workers[w]; s != nil {
+			v.cards = s.cards
+		}
+	}
+	maps.DeleteFunc(c.vouches, func(_ worker.ID, old vouch) bool { return time.Since(old.at) > vouchWindow })
+	c.vouches[place] = v
+	c.mu.Unlock()
 	c.renew([]worker.ID{w.ID()}, why)
+}
+
+// admitVouched makes a new worker ready whose process is known to serve. Called
+// with mu held.
+func (c *Checker) admitVouched(w *worker.Worker, s *state) {
+	place := w.ID()
+	place.Generation = 0
+	v, ok := c.vouches[place]
+	if !ok {
+		return
+	}
+	delete(c.vouches, place)
+	if time.Since(v.at) > vouchWindow {
+		return
+	}
+	s.cards = v.cards
+	w.SetModels(v.models)
+	w.Unblock(worker.Pending)
 }
 
 // renew asks for new lifetimes. It must be called without mu.
