@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/oklog/run"
@@ -40,6 +41,7 @@ type config struct {
 	discovery zmq.Config // without an address there is none
 	breaker   breaker.Config
 	policies  map[worker.Role]string
+	choosing  policy.Config // of each of them, but for its role
 	validity  time.Duration // of a NIXL hand-off
 
 	server   server.Config
@@ -53,7 +55,8 @@ type config struct {
 func defaultConfig() config {
 	return config{
 		breaker:  breaker.Default(),
-		policies: map[worker.Role]string{worker.Regular: "least_load", worker.Prefill: "least_load", worker.Decode: "least_load"},
+		policies: map[worker.Role]string{worker.Regular: policy.Default, worker.Prefill: policy.Default, worker.Decode: policy.Default},
+		choosing: policy.DefaultConfig(),
 		validity: pd.NIXLValidity,
 		server:   server.Default(),
 		dispatch: dispatch.Default(),
@@ -93,7 +96,8 @@ func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, erro
 	}
 	policies := make(map[worker.Role]policy.Policy)
 	for role, name := range cfg.policies {
-		p, err := policy.New(name)
+		cfg.choosing.Role = role
+		p, err := policy.New(name, cfg.choosing)
 		if err != nil {
 			return nil, usageError{err}
 		}
@@ -110,7 +114,7 @@ func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, erro
 	observers := append([]worker.Observer{r.membership, r.dispatcher, r.breaker, r.health}, dialects.Observers()...)
 	for _, role := range worker.Roles() {
 		r.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: r.registry, Observers: observers, Initial: worker.Pending, Dialects: dialects.Bits,
+			Role: role, Lister: r.registry, Observers: withPolicy(observers, policies[role]), Initial: worker.Pending, Dialects: dialects.Bits,
 		})
 	}
 	metrics := prometheus.NewRegistry()
@@ -129,6 +133,15 @@ func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, erro
 		return nil, err
 	}
 	return r, nil
+}
+
+// withPolicy returns the observers of a pool, its policy included if it keeps
+// something for each worker.
+func withPolicy(observers []worker.Observer, p policy.Policy) []worker.Observer {
+	if o, ok := p.(worker.Observer); ok {
+		return append(slices.Clip(observers), o)
+	}
+	return observers
 }
 
 // listen opens the listeners.

@@ -60,8 +60,8 @@ func (f *serveFlags) resolve(prefills []prefill) (config, error) {
 		{worker.Prefill, "--prefill-policy", cmp.Or(f.prefillPolicy, f.policy)},
 		{worker.Decode, "--decode-policy", cmp.Or(f.decodePolicy, f.policy)},
 	} {
-		if _, err := policy.New(p.name); err != nil {
-			return cfg, fmt.Errorf("%s: %w", p.flag, err)
+		if !slices.Contains(policy.Names(), p.name) {
+			return cfg, fmt.Errorf("%s: unknown policy %q: known are %s", p.flag, p.name, strings.Join(policy.Names(), ", "))
 		}
 		cfg.policies[p.role] = p.name
 	}
@@ -117,6 +117,9 @@ func check(cfg config, f *serveFlags) error {
 		if c.bad {
 			return fmt.Errorf("%s", c.text)
 		}
+	}
+	if err := cfg.choosing.Validate(); err != nil {
+		return err
 	}
 	for _, path := range cfg.server.AllowPaths {
 		if !strings.HasPrefix(path, "/") {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -40,9 +41,13 @@ func TestResolveDefaults(t *testing.T) {
 		t.Errorf("addresses %s, %s, %s", cfg.public, cfg.admin, cfg.metrics)
 	}
 	for _, role := range worker.Roles() {
-		if cfg.policies[role] != "least_load" {
+		if cfg.policies[role] != "least_wait" {
 			t.Errorf("policy of %v is %s", role, cfg.policies[role])
 		}
+	}
+	if c := cfg.choosing; c.TokenWindow != 8192 || c.CacheThreshold != 0.3 || c.BalanceAbs != 64 || c.BalanceRel != 1.5 ||
+		c.MaxTreeSize != 64<<20 || c.IndexMemory != 256<<20 || c.SessionTTL != 2*time.Hour || c.MaxSessions != 262144 {
+		t.Errorf("policies are made with %+v", c)
 	}
 	if cfg.dispatch.FirstByteTimeout != 1800*time.Second || cfg.health.Interval != 5*time.Second || cfg.health.Timeout != 5*time.Second {
 		t.Errorf("times %v, %v, %v", cfg.dispatch.FirstByteTimeout, cfg.health.Interval, cfg.health.Timeout)
@@ -57,7 +62,9 @@ func TestResolve(t *testing.T) {
 	cfg, err := resolved(
 		t, "--host", "::", "--port", "1", "--admin-port", "0", "--prometheus-port", "0",
 		"--worker-urls", "http://r", "--prefill", "http://p", "8998", "--prefill", "http://q", "--decode", "http://d",
-		"--policy", "random", "--decode-policy", "round_robin", "--vllm-pd-disaggregation",
+		"--policy", "random", "--decode-policy", "round_robin", "--cache-threshold", "0.5", "--balance-abs-threshold", "32",
+		"--balance-rel-threshold", "1.1", "--balance-token-window", "100", "--max-tree-size", "1000", "--prefix-index-memory", "2000",
+		"--session-ttl", "1m", "--max-sessions", "9", "--vllm-pd-disaggregation",
 		"--request-timeout-secs", "0", "--health-check-interval-secs", "7", "--health-check-timeout-secs", "3",
 		"--request-id-headers", "x-my-id", "--stream-idle-timeout", "0",
 	)
@@ -75,6 +82,12 @@ func TestResolve(t *testing.T) {
 		if cfg.policies[role] != want {
 			t.Errorf("policy of %v is %s, want %s", role, cfg.policies[role], want)
 		}
+	}
+	if want := (policy.Config{
+		Role: worker.Regular, CacheThreshold: 0.5, BalanceAbs: 32, BalanceRel: 1.1, TokenWindow: 100,
+		MaxTreeSize: 1000, IndexMemory: 2000, SessionTTL: time.Minute, MaxSessions: 9,
+	}); cfg.choosing != want {
+		t.Errorf("policies are made with %+v, want %+v", cfg.choosing, want)
 	}
 	if cfg.dispatch.FirstByteTimeout != 0 || cfg.dispatch.IdleTimeout != 0 || cfg.health.Interval != 7*time.Second || cfg.health.Timeout != 3*time.Second {
 		t.Errorf("times %+v, %+v", cfg.dispatch, cfg.health)
@@ -101,6 +114,8 @@ func TestBadValues(t *testing.T) {
 		"--log-format xml", "--log-level loud",
 		"--allow-path v1/x",
 		"--kv-connector mooncake",
+		"--balance-token-window -1", "--cache-threshold 2", "--cache-threshold x", "--balance-abs-threshold -1", "--balance-rel-threshold 0.5",
+		"--max-tree-size 0", "--prefix-index-memory 0", "--session-ttl 0s", "--max-sessions 0",
 		"--policy cache", "--prefill-policy x", "--decode-policy least-load",
 		"--worker-urls a:8000", "--worker-urls http://a:8000 http://a:8000/", "--worker-urls grpc://a",
 		"--prefill x", "--prefill", "--prefill=", "--decode http://u:p@a", "--decode",

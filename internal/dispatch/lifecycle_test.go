@@ -114,7 +114,8 @@ func newStage(name string) *stage {
 		&fakeDialect{spec: pd.Spec{Name: "late", Concurrent: true, Cancel: pd.UntilHandoff}},
 		&fakeDialect{spec: pd.Spec{Name: "pinned", PairFirst: true, Cancel: pd.AnyTime}},
 		sticky,
-		pd.P2P{}, pd.NewMoRIIO("READ"), pd.NewMoRIIO("WRITE"),
+		pd.P2P{},
+		pd.NewMoRIIO("READ"), pd.NewMoRIIO("WRITE"),
 	}
 	s.dispatcher = dispatch.New(cfg, dispatch.Deps{
 		Pools: s.pools, Dialects: dialects, Health: s, Breaker: s.breaker,

@@ -461,6 +461,7 @@ func TestLateScrape(t *testing.T) {
 		s.until(time.Minute)
 		held := make(chan struct{})
 		t := s.t
+		e.takeSeen("")
 		e.set("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 			<-held
 			io.WriteString(w, "vllm:num_requests_running{engine=\"0\"} 50\nvllm:prompt_tokens_total{engine=\"0\"} 900\n")
@@ -494,7 +495,7 @@ func TestRefusedScrape(t *testing.T) {
 		w := s.ready()
 		s.until(time.Minute + time.Second) // the next probe is four seconds away
 		s.net.Kill(host)
-		for s.since() < time.Minute+5*time.Second && w.Blocked() == 0 {
+		for s.since() < time.Minute+3*time.Second && w.Blocked() == 0 {
 			s.sleep(10 * time.Millisecond)
 		}
 		s.wantState(w, "pending")
@@ -600,6 +601,7 @@ func TestRunEndsDuringScrape(t *testing.T) {
 		for _, path := range []string{"/metrics", "/is_sleeping", "/is_paused"} {
 			e.set(path, hang)
 		}
+		e.takeSeen("")
 		for e.takeSeen("/metrics") == nil {
 			s.sleep(50 * time.Millisecond)
 		}

@@ -562,8 +562,9 @@ func TestNewcomerIsNotRenewed(t *testing.T) {
 	})
 }
 
-// TestRefusedForLong: what is known of the process that is gone is no sign
-// against the one that follows.
+// TestRefusedForLong: nobody had listened for as long as it takes to call a
+// worker down. What the process told that is gone says nothing of the one that
+// follows, nor of a worker that came meanwhile.
 func TestRefusedForLong(t *testing.T) {
 	inBubble(t, func(s *stage) {
 		p := newProcess(0, shown{prompt: 1000, usage: 0.97, running: 4, asleep: true})
@@ -573,20 +574,22 @@ func TestRefusedForLong(t *testing.T) {
 		s.wantState(w, "asleep,full")
 		s.net.Kill(host)
 		s.sleep(time.Minute)
+		meanwhile := s.add(worker.Decode, host, 0)
+		s.wantState(meanwhile, "pending,asleep")
 		p.restart()
 		s.net.Restore(host)
-		s.sleep(s.longest())
+		for len(s.log.with(s.t, `"worker restarted"`)) == 0 {
+			s.sleep(10 * time.Millisecond)
+		}
 		s.wantRenewed("as nobody had listened", w)
+		s.wantState(meanwhile, "ready")
 		w = s.present(w)
-		s.sleep(longRound)
-		s.wantRenewed("later")
 		s.wantState(w, "ready")
-		p.set(func(r *shown) { *r = busy })
 		s.sleep(time.Minute)
-		p.restart()
-		s.sleep(longRound)
-		s.wantRenewed("the next one", w)
-	})
+		s.checker.ConnectFailed(w, refused()) // the figures are read anew
+		s.sleep(time.Minute)
+		s.wantRenewed("later")
+	}, func(c *health.Config) { c.EngineInterval = time.Hour })
 }
 
 // TestRestarted: what dispatch found out renews that worker.

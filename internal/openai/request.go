@@ -38,6 +38,12 @@ const (
 	IgnoreEOS
 	Stop
 	StopTokenIDs
+	CacheSalt
+	SessionParamsID
+	User
+	SessionID
+	UserID
+	PromptCacheKey
 )
 
 var members = NewPaths(
@@ -74,6 +80,12 @@ var members = NewPaths(
 	"ignore_eos",
 	"stop",
 	"stop_token_ids",
+	"cache_salt",
+	"session_params.session_id",
+	"user",
+	"session_id",
+	"user_id",
+	"prompt_cache_key",
 )
 
 // Request is what the router knows of one client request. Doc refers to the

@@ -1,6 +1,9 @@
 // Package policy chooses a worker for a request, one file per policy. A policy
 // does its costly work before the pick and keeps no load of its own: load is
 // the worker's. All policies may be used from any goroutine.
+//
+// A policy is made for one role and knows only that role's workers. One that
+// keeps something for each of them is a [worker.Observer] of the role's pool.
 package policy
 
 import (
@@ -10,11 +13,6 @@ import (
 
 	"github.com/baton-llm/baton/internal/worker"
 )
-
-// Request is what a policy may know of the request it chooses for.
-type Request struct {
-	Work worker.Work // what it adds to the worker chosen, if nothing is cached there
-}
 
 // Policy makes a choice ready. Prepare runs without any lock: hashing and
 // everything that grows with the number of workers belongs here.
@@ -31,7 +29,7 @@ type Choice interface {
 	worker.Chooser
 	// Keep records affinity for the worker chosen, after the pick has unlocked
 	// and before anything is sent. The undo it returns takes back only what this
-	// call made; it may be nil.
+	// call made; it may be nil. It must be called before Request.Done, if at all.
 	Keep(w *worker.Worker) (undo func())
 	// Reason says in a word why the worker was chosen, for logs and metrics. It
 	// is valid after Choose.
@@ -39,11 +37,20 @@ type Choice interface {
 }
 
 // makers lists the policies by name.
-var makers = map[string]func() Policy{
-	"least_load":  func() Policy { return LeastLoad{} },
-	"round_robin": func() Policy { return RoundRobin{} },
-	"random":      func() Policy { return NewRandom(nil) },
+var makers = map[string]func(Config) Policy{
+	"least_load":      func(Config) Policy { return LeastLoad{} },
+	"least_wait":      func(cfg Config) Policy { return NewLeastWait(cfg) },
+	"cache_aware":     func(cfg Config) Policy { return NewCacheAware(cfg) },
+	"sticky":          func(cfg Config) Policy { return NewSticky(cfg) },
+	"consistent_hash": func(Config) Policy { return NewConsistentHash() },
+	"rendezvous_hash": func(Config) Policy { return RendezvousHash{} },
+	"power_of_two":    func(Config) Policy { return NewPowerOfTwo(nil) },
+	"round_robin":     func(Config) Policy { return RoundRobin{} },
+	"random":          func(Config) Policy { return NewRandom(nil) },
 }
+
+// Default is the policy used unless another one is asked for.
+const Default = "least_wait"
 
 // Names lists the policies that can be made, sorted.
 func Names() []string {
@@ -55,13 +62,14 @@ func Names() []string {
 	return names
 }
 
-// New makes the policy of that name.
-func New(name string) (Policy, error) {
+// New makes the policy of that name. If it is a [worker.Observer], the pool of
+// the role must be told of it.
+func New(name string, cfg Config) (Policy, error) {
 	mk, ok := makers[name]
 	if !ok {
 		return nil, fmt.Errorf("unknown policy %q: known are %s", name, strings.Join(Names(), ", "))
 	}
-	return mk(), nil
+	return mk(cfg), nil
 }
 
 // plain is what choices without affinity have in common.

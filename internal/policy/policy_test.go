@@ -21,8 +21,18 @@ type ring struct {
 
 func newRing(t *testing.T, names ...string) *ring {
 	t.Helper()
+	return newRingOf(t, policy.LeastLoad{}, names...)
+}
+
+// newRingOf returns a ring whose pool the policy observes.
+func newRingOf(t *testing.T, p policy.Policy, names ...string) *ring {
+	t.Helper()
 	r := &ring{t: t, reg: registry.New()}
-	r.pool = worker.NewPool(worker.PoolConfig{Role: worker.Regular, Lister: r.reg})
+	cfg := worker.PoolConfig{Role: worker.Regular, Lister: r.reg}
+	if o, ok := p.(worker.Observer); ok {
+		cfg.Observers = append(cfg.Observers, o)
+	}
+	r.pool = worker.NewPool(cfg)
 	r.add(names...)
 	return r
 }
@@ -66,6 +76,24 @@ func (r *ring) pick(p policy.Policy, take worker.Take, except ...string) (string
 	return strings.TrimPrefix(grants[0].Worker().Label(), "http://"), grants[0]
 }
 
+// pickFor picks for a request that a policy can ask about, and keeps the choice.
+func (r *ring) pickFor(p policy.Policy, src *source, except ...string) (string, worker.Grant) {
+	r.t.Helper()
+	request := &policy.Request{Work: worker.Work{Waiting: int64(len(src.key) / 4)}, Source: src}
+	choice := p.Prepare(request, r.pool.Snapshot())
+	need := worker.Need{Pool: r.pool, Take: worker.Acquire, Chooser: choice}
+	for _, name := range except {
+		need.Want.Except = append(need.Want.Except, r.worker(name))
+	}
+	grants, err := worker.Pick(need)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	choice.Keep(grants[0].Worker())
+	request.Done()
+	return strings.TrimPrefix(grants[0].Worker().Label(), "http://"), grants[0]
+}
+
 // burst picks n times and keeps the leases.
 func (r *ring) burst(p policy.Policy, n int, except ...string) (order string, leases []*worker.Lease) {
 	r.t.Helper()
@@ -96,11 +124,15 @@ func (r *ring) want(p policy.Policy, n int, want string, except ...string) []*wo
 func TestNames(t *testing.T) {
 	t.Parallel()
 	names := policy.Names()
-	if want := []string{"least_load", "random", "round_robin"}; !slices.Equal(names, want) {
+	want := []string{
+		"cache_aware", "consistent_hash", "least_load", "least_wait", "power_of_two",
+		"random", "rendezvous_hash", "round_robin", "sticky",
+	}
+	if !slices.Equal(names, want) || !slices.Contains(names, policy.Default) {
 		t.Errorf("names %q, want %q", names, want)
 	}
 	for _, name := range names {
-		p, err := policy.New(name)
+		p, err := policy.New(name, small())
 		if err != nil || p.Name() != name {
 			t.Errorf("New(%q) = %v, %v", name, p, err)
 		}
@@ -110,8 +142,8 @@ func TestNames(t *testing.T) {
 func TestUnknownName(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", "LEAST_LOAD", "cache"} {
-		p, err := policy.New(name)
-		want := fmt.Sprintf("unknown policy %q: known are least_load, random, round_robin", name)
+		p, err := policy.New(name, small())
+		want := fmt.Sprintf("unknown policy %q: known are %s", name, strings.Join(policy.Names(), ", "))
 		if p != nil || err == nil || err.Error() != want {
 			t.Errorf("New(%q) = %v, %v, want the error %s", name, p, err, want)
 		}
@@ -122,7 +154,7 @@ func TestUnknownName(t *testing.T) {
 func TestChoices(t *testing.T) {
 	t.Parallel()
 	for name, reason := range map[string]string{"least_load": "load", "random": "random", "round_robin": "turn"} {
-		p, err := policy.New(name)
+		p, err := policy.New(name, small())
 		if err != nil {
 			t.Fatal(err)
 		}

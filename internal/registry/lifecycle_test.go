@@ -264,7 +264,7 @@ func (s *stage) needs(specs []string, opts map[string]string) ([]worker.Need, er
 	var p policy.Policy = byLoad{}
 	if name := cmp.Or(opts["policy"], "least_load"); name != "load_only" {
 		var err error
-		if p, err = policy.New(name); err != nil {
+		if p, err = policy.New(name, policy.DefaultConfig()); err != nil {
 			return nil, err
 		}
 	}

@@ -56,6 +56,7 @@ type Pool struct {
 
 	mu      sync.Mutex // guards what follows, every reconcile and every pick
 	byPlace map[place]*Worker
+	slots   []*Worker // by Worker.Slot; nil if free
 	stamp   uint64
 	listed  bool // false until the first reconcile
 	round   uint64
@@ -147,12 +148,18 @@ func (p *Pool) removeUnseenLocked() bool {
 		for _, o := range p.observers {
 			o.WorkerRemoved(w)
 		}
+		p.slots[w.slot] = nil
 	}
 	return len(gone) > 0
 }
 
 func (p *Pool) addLocked(reg Registration) {
-	w := &Worker{id: reg.ID, label: reg.ID.Label(), seen: p.round}
+	w := &Worker{id: reg.ID, label: reg.ID.Label(), seen: p.round, slot: slices.Index(p.slots, nil)}
+	if w.slot < 0 {
+		w.slot = len(p.slots)
+		p.slots = append(p.slots, nil)
+	}
+	p.slots[w.slot] = w
 	w.facts.Store(newFacts(reg, p.dialects))
 	w.Block(p.initial)
 	p.byPlace[place{reg.ID.URL, reg.ID.Rank}] = w

@@ -13,6 +13,7 @@ import (
 type Worker struct {
 	id    ID
 	label string
+	slot  int
 
 	facts  atomic.Pointer[facts]  // stored by Pool.Reconcile under Pool.mu
 	models atomic.Pointer[Models] // stored by health
@@ -80,6 +81,11 @@ func (w *Worker) ID() ID { return w.id }
 
 // Label returns the URL with @rank, as in [ID.Label].
 func (w *Worker) Label() string { return w.label }
+
+// Slot returns a small number that no other worker of the pool has while this one
+// is in it, for tables that are indexed by it. It is given to another worker once
+// this one has departed, so what a table says must be of the worker itself.
+func (w *Worker) Slot() int { return w.slot }
 
 // Endpoint returns what is known of the server.
 func (w *Worker) Endpoint() Endpoint { return w.facts.Load().reg.Endpoint }
