@@ -4,6 +4,7 @@ package e2e_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ type question struct {
 	prompt string
 	tokens int // length of the answer, in tokens and bytes
 	stream bool
+	model  string // "" for the one that all engines serve
 }
 
 func (q question) String() string {
@@ -180,7 +182,7 @@ func streamOptions(q question, body map[string]any) {
 
 // body is the request of the question, with more members if some are given.
 func (q question) body(more ...map[string]any) []byte {
-	body := map[string]any{"model": model}
+	body := map[string]any{"model": cmp.Or(q.model, model)}
 	if q.stream {
 		body["stream"] = true
 	}
@@ -248,7 +250,7 @@ var oracle = sync.OnceValue(func() http.Handler {
 // want is the text that one regular engine answers with.
 func (q question) want() string {
 	whole := q
-	whole.stream = false
+	whole.stream, whole.model = false, ""
 	r := httptest.NewRequest(http.MethodPost, q.api.path, bytes.NewReader(whole.body()))
 	r.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()

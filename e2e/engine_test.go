@@ -42,6 +42,8 @@ type engine struct {
 	addr string // host:port
 	url  string
 	args []string // of the command line, but for the port
+
+	listening time.Time // since when
 }
 
 // startEngine starts an engine that reports whatever a router should not send.
@@ -52,6 +54,7 @@ func startEngine(t testing.TB, role string, args ...string) *engine {
 	e.process, line = startListening(t, role+" engine", func(port string) []string {
 		return append([]string{"sim", "--port", port}, e.args...)
 	}, "listening on http://")
+	e.listening = time.Now()
 	e.addr = strings.TrimSpace(strings.TrimPrefix(line, "listening on http://"))
 	e.url = "http://" + e.addr
 	e.name += " " + e.addr
@@ -71,6 +74,7 @@ func (e *engine) restart(args ...string) {
 	if _, err := e.awaitLine(patience, "listening on "+e.url); err != nil {
 		e.t.Fatal(err)
 	}
+	e.listening = time.Now()
 }
 
 // call makes a request under /sim/ and reads the answer into v unless that is nil.

@@ -51,6 +51,7 @@ type process struct {
 	t      testing.TB
 	name   string
 	cmd    *exec.Cmd
+	began  time.Time // no request is older
 	out    *output
 	exited chan struct{} // closed when the process has been waited for
 }
@@ -59,7 +60,7 @@ type process struct {
 // and its output shown if the test has failed by then.
 func start(t testing.TB, name string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, name: name, out: &output{}, exited: make(chan struct{})}
+	p := &process{t: t, name: name, began: time.Now(), out: &output{}, exited: make(chan struct{})}
 	p.cmd = exec.Command(binary, args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	p.cmd.SysProcAttr = attributes()

@@ -17,6 +17,7 @@ type router struct {
 	*process
 
 	t     testing.TB
+	args  []string
 	addr  string // of clients
 	url   string
 	admin string
@@ -30,10 +31,11 @@ func startRouter(t testing.TB, args ...string) *router {
 	var line string
 	r.process, line = startListening(t, "router", func(port string) []string {
 		// What args say comes later and counts.
-		return append([]string{
+		r.args = append([]string{
 			"serve", "--port", "0", "--admin-port", port, "--prometheus-port", "0", "--log-format", "json",
 			"--health-check-interval-secs", "60", "--drain-delay", "0s", "--drain-timeout", "20s",
 		}, args...)
+		return r.args
 	}, `"msg":"serving"`)
 	var said struct{ Address, Admin string }
 	if err := json.Unmarshal([]byte(line), &said); err != nil {
@@ -68,6 +70,7 @@ type workerView struct {
 	Held       int64  `json:"held_tokens"`
 	Generation uint64 `json:"generation"`
 	LastError  string `json:"last_error"`
+	ZMQ        string `json:"zmq_address"`
 }
 
 func (r *router) workers() ([]workerView, error) {

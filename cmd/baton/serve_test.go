@@ -46,7 +46,7 @@ func TestResolveDefaults(t *testing.T) {
 		}
 	}
 	if c := cfg.choosing; c.TokenWindow != 8192 || c.CacheThreshold != 0.3 || c.BalanceAbs != 64 || c.BalanceRel != 1.5 ||
-		c.MaxTreeSize != 64<<20 || c.IndexMemory != 256<<20 || c.SessionTTL != 2*time.Hour || c.MaxSessions != 262144 {
+		c.MaxTreeSize != 64<<20 || c.IndexMemory != 64<<20 || c.SessionTTL != 2*time.Hour || c.MaxSessions != 262144 {
 		t.Errorf("policies are made with %+v", c)
 	}
 	if cfg.dispatch.FirstByteTimeout != 1800*time.Second || cfg.health.Interval != 5*time.Second || cfg.health.Timeout != 5*time.Second {

@@ -585,10 +585,11 @@ func TestRefusedForLong(t *testing.T) {
 		s.wantState(meanwhile, "ready")
 		w = s.present(w)
 		s.wantState(w, "ready")
-		s.sleep(time.Minute)
-		s.checker.ConnectFailed(w, refused()) // the figures are read anew
-		s.sleep(time.Minute)
-		s.wantRenewed("later")
+		s.sleep(10 * time.Second)
+		p.restart()
+		s.add(worker.Prefill, host, 0) // for it the figures are read anew
+		s.sleep(time.Second)
+		s.wantRenewed("the first sign in a minute", w, meanwhile)
 	}, func(c *health.Config) { c.EngineInterval = time.Hour })
 }
 

@@ -31,7 +31,7 @@ func DefaultConfig() Config {
 		BalanceRel:     1.5,
 		TokenWindow:    8192,
 		MaxTreeSize:    64 << 20,
-		IndexMemory:    256 << 20,
+		IndexMemory:    64 << 20,
 		SessionTTL:     2 * time.Hour,
 		MaxSessions:    1 << 18,
 	}
