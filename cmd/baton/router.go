@@ -70,6 +70,7 @@ type router struct {
 	log        *slog.Logger
 	registry   *registry.Registry
 	pools      map[worker.Role]*worker.Pool
+	policies   map[worker.Role]policy.Policy
 	health     *health.Checker
 	breaker    *breaker.Breaker
 	discovery  *zmq.Listener // nil: none
@@ -90,31 +91,30 @@ type listening struct {
 
 // newRouter wires a router and opens its listeners. On error nothing stays open.
 func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, error) {
-	r := &router{cfg: cfg, log: log, registry: registry.New(), pools: make(map[worker.Role]*worker.Pool)}
+	r := &router{cfg: cfg, log: log, registry: registry.New(), pools: make(map[worker.Role]*worker.Pool), policies: make(map[worker.Role]policy.Policy)}
 	if err := static.Register(cfg.workers, r.registry); err != nil {
 		return nil, usageError{err}
 	}
-	policies := make(map[worker.Role]policy.Policy)
 	for role, name := range cfg.policies {
 		cfg.choosing.Role = role
 		p, err := policy.New(name, cfg.choosing)
 		if err != nil {
 			return nil, usageError{err}
 		}
-		policies[role] = p
+		r.policies[role] = p
 	}
 	dialects := pd.Set{pd.NewNIXL(cfg.validity), pd.P2P{}, pd.NewMoRIIO("READ"), pd.NewMoRIIO("WRITE")}
 	r.breaker = breaker.New(cfg.breaker, log)
 	r.health = health.New(cfg.health, health.Deps{Renewer: r.registry, Dial: cfg.carrier.Dial, Logger: log})
 	r.dispatcher = dispatch.New(cfg.dispatch, dispatch.Deps{
-		Pools: r.pools, Policies: policies, Dialects: dialects, Health: r.health, Breaker: r.breaker, Logger: log,
+		Pools: r.pools, Policies: r.policies, Dialects: dialects, Health: r.health, Breaker: r.breaker, Logger: log,
 		NewCarrier: func(base string) (exchange.Carrier, error) { return nethttp.New(base, cfg.carrier) },
 	})
 	r.membership = newMembershipLog(log)
 	observers := append([]worker.Observer{r.membership, r.dispatcher, r.breaker, r.health}, dialects.Observers()...)
 	for _, role := range worker.Roles() {
 		r.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: r.registry, Observers: withPolicy(observers, policies[role]), Initial: worker.Pending, Dialects: dialects.Bits,
+			Role: role, Lister: r.registry, Observers: withPolicy(observers, r.policies[role]), Initial: worker.Pending, Dialects: dialects.Bits,
 		})
 	}
 	metrics := prometheus.NewRegistry()
@@ -123,6 +123,7 @@ func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, erro
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		admin.Collector{Pools: r.pools, Dispatcher: r.dispatcher},
+		admin.Policies{ByRole: r.policies, Pools: r.pools},
 	} {
 		if err := metrics.Register(c); err != nil {
 			return nil, err
@@ -148,6 +149,7 @@ func withPolicy(observers []worker.Observer, p policy.Policy) []worker.Observer 
 func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error {
 	adminMux := http.NewServeMux()
 	for _, mux := range []*http.ServeMux{adminMux, r.server.Mux()} {
+		admin.Policies{ByRole: r.policies, Pools: r.pools}.Mount(guarded{mux}) // clients end their sessions
 		if mux == adminMux || r.cfg.adminOnPublic {
 			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health, Breaker: r.breaker}).Mount(guarded{mux})
 			(&api.API{Registry: r.registry, Pools: r.pools, Dialect: r.cfg.workers.Dialect}).Mount(guarded{mux})

@@ -451,6 +451,47 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
+// TestFinishSession: clients end a session on the listener that they use, and
+// the operator on the other; in every role, and no foreign page may.
+func TestFinishSession(t *testing.T) {
+	t.Parallel()
+	at, _ := startEngine(t, enginesim.RoleRegular)
+	r := startRouter(t, func(c *config) {
+		c.workers.Regular = []string{at}
+		for role := range c.policies {
+			c.policies[role] = "sticky"
+		}
+	})
+	eventually(t, "the worker serves", func() bool { return r.chat().status == 200 })
+	sessions := func() string {
+		for line := range strings.Lines(r.do("GET", "http://"+r.metricsAddr()+"/metrics", "").body) {
+			if n, ok := strings.CutPrefix(line, `baton_sessions{role="regular"} `); ok {
+				return strings.TrimSpace(n)
+			}
+		}
+		return "no series"
+	}
+	for _, addr := range []string{r.addr(), r.adminAddr()} {
+		body := `{"model":"m","messages":[{"role":"user","content":"hi"}]}`
+		if got := r.do("POST", "http://"+r.addr()+"/v1/chat/completions", body, "Content-Type", "application/json", "X-Session-Id", "s1"); got.status != 200 {
+			t.Fatalf("%d %s", got.status, got.body)
+		}
+		if n := sessions(); n != "1" {
+			t.Errorf("%s sessions, want 1", n)
+		}
+		at := "http://" + addr + "/finish_session?session_id=s1"
+		if got := r.do("POST", at, "", "Origin", "http://evil.example"); got.status != 403 {
+			t.Errorf("a page of another origin got %d %s", got.status, got.body)
+		}
+		if got := r.do("POST", at, ""); got.status != 200 {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+		if n := sessions(); n != "0" {
+			t.Errorf("%s sessions after the end, want 0", n)
+		}
+	}
+}
+
 // TestMetricsListeners: both show the same registry.
 func TestMetricsListeners(t *testing.T) {
 	t.Parallel()

@@ -179,7 +179,7 @@ func TestWorkers(t *testing.T) {
 
 	first := f.pick(worker.Prefill, worker.Acquire, worker.Work{Waiting: 100, Held: 150}).Lease
 	second := f.pick(worker.Prefill, worker.Acquire, worker.Work{Waiting: 7, Held: 9}).Lease
-	hold := f.pick(worker.Regular, worker.Promise, worker.Work{Waiting: 1000, Held: 1000}).Hold
+	hold := f.pick(worker.Regular, worker.AcquireHold, worker.Work{Waiting: 1000, Held: 1000}).Hold
 	first.Computed()
 
 	f.want("/workers", 200, `{
@@ -368,7 +368,7 @@ func TestMetrics(t *testing.T) {
 	pending.Block(worker.Pending | worker.Ejected)
 	lease := f.pick(worker.Prefill, worker.Acquire, worker.Work{Waiting: 100, Held: 150}).Lease
 	f.pick(worker.Prefill, worker.Acquire, worker.Work{Waiting: 1, Held: 2}).Lease.Release()
-	hold := f.pick(worker.Decode, worker.Promise, worker.Work{Waiting: 5, Held: 6}).Hold
+	hold := f.pick(worker.Decode, worker.AcquireHold, worker.Work{Waiting: 5, Held: 6}).Hold
 
 	const want = `# HELP baton_handoffs_total Hand-offs of the prefill worker: produced; delivered to a decode worker; discarded, given back early; abandoned, left to their validity.
 # TYPE baton_handoffs_total counter

@@ -193,12 +193,12 @@ func takeGroups(dialects pd.Set) []takeGroup {
 		case spec.Concurrent:
 			take = worker.Acquire
 		case spec.PairFirst:
-			take = worker.Promise
+			take = worker.AcquireHold
 		}
 		bits[take] |= 1 << i
 	}
 	var groups []takeGroup
-	for _, take := range []worker.Take{worker.Check, worker.Promise, worker.Acquire} {
+	for _, take := range []worker.Take{worker.Check, worker.AcquireHold, worker.Acquire} {
 		if bits[take] != 0 {
 			groups = append(groups, takeGroup{take, bits[take]})
 		}

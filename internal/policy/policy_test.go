@@ -206,12 +206,12 @@ func TestLeastLoad(t *testing.T) {
 	t.Run("holds count", func(t *testing.T) {
 		t.Parallel()
 		r := newRing(t, "a", "b")
-		name, held := r.pick(p, worker.Promise)
+		name, held := r.pick(p, worker.AcquireHold)
 		if name != "a" {
 			t.Errorf("held %s", name)
 		}
 		for range 3 {
-			release(r.want(p, 1, "b")) // a is not loaded, but promised
+			release(r.want(p, 1, "b")) // a is not loaded, but held
 		}
 		held.Hold.Drop()
 		release(r.want(p, 1, "a"))
@@ -310,7 +310,7 @@ func TestRoundRobin(t *testing.T) {
 	t.Run("a hold is a turn", func(t *testing.T) {
 		t.Parallel()
 		r := newRing(t, "a", "b")
-		_, held := r.pick(p, worker.Promise)
+		_, held := r.pick(p, worker.AcquireHold)
 		release(r.want(p, 3, "bab"))
 		held.Hold.Drop()
 		release(r.want(p, 2, "ab"))

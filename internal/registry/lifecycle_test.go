@@ -279,7 +279,7 @@ func (s *stage) needs(specs []string, opts map[string]string) ([]worker.Need, er
 		}
 		n := worker.Need{
 			Pool:    pool,
-			Take:    map[string]worker.Take{"": worker.Acquire, "hold": worker.Promise, "check": worker.Check}[how],
+			Take:    map[string]worker.Take{"": worker.Acquire, "hold": worker.AcquireHold, "check": worker.Check}[how],
 			Chooser: parkingChooser{p.Prepare(&policy.Request{Work: work}, pool.Snapshot()), s},
 		}
 		if m, ok := opts["model"]; ok {

@@ -44,7 +44,7 @@ func genOps(most int) *rapid.Generator[[]op] {
 			Source: rapid.SampledFrom([]string{"static", "zmq"}).Draw(t, "source"),
 			TTL:    rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 10 * time.Second}).Draw(t, "ttl"),
 			ZMQ:    rapid.SampledFrom([]string{"", "z1", "z2"}).Draw(t, "zmq"),
-			Take:   rapid.SampledFrom([]worker.Take{worker.Acquire, worker.Promise}).Draw(t, "take"),
+			Take:   rapid.SampledFrom([]worker.Take{worker.Acquire, worker.AcquireHold}).Draw(t, "take"),
 			Nth:    rapid.IntRange(0, 7).Draw(t, "nth"),
 			By:     rapid.SampledFrom([]time.Duration{time.Second, 5 * time.Second, 11 * time.Second}).Draw(t, "by"),
 		}

@@ -295,6 +295,9 @@ func TestMetricsAreBounded(t *testing.T) {
 		if got := f.counted("unserved", 404); got != "200" {
 			t.Errorf("counted %s", got)
 		}
+		if want := `baton_picks_total{reason="load",role="regular"} `; !strings.Contains(f.scrape(), want) {
+			t.Errorf("no %s in %s", want, f.scrape())
+		}
 	})
 }
 

@@ -13,6 +13,7 @@ type metrics struct {
 	requests  *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 	firstByte *prometheus.HistogramVec
+	picks     *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer, active *atomic.Int64) *metrics {
@@ -31,8 +32,12 @@ func newMetrics(reg prometheus.Registerer, active *atomic.Int64) *metrics {
 			Help:    "Time from dispatch to the first byte of the answer's body.",
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160},
 		}, []string{"route"}),
+		picks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_picks_total",
+			Help: "Legs by the role of their worker and the policy's reason to choose it, such as prefix, session or load.",
+		}, []string{"role", "reason"}),
 	}
-	reg.MustRegister(m.requests, m.duration, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	reg.MustRegister(m.requests, m.duration, m.firstByte, m.picks, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "baton_requests_active",
 		Help: "Requests being carried out.",
 	}, func() float64 { return float64(active.Load()) }))
@@ -45,6 +50,9 @@ func (m *metrics) observe(e *exchangeLog, status int, d time.Duration) {
 	m.duration.WithLabelValues(route).Observe(d.Seconds())
 	if fb := e.outcome.FirstByte; fb > 0 {
 		m.firstByte.WithLabelValues(route).Observe(fb.Seconds())
+	}
+	for _, leg := range e.outcome.Legs {
+		m.picks.WithLabelValues(leg.Worker.Role.String(), leg.Reason).Inc()
 	}
 }
 

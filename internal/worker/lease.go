@@ -77,7 +77,7 @@ func (h *Hold) Start() (*Lease, error) {
 	if !h.done.CompareAndSwap(false, true) {
 		return nil, ErrDeparted
 	}
-	h.w.promised.add(-1, h.work)
+	h.w.holds.add(-1, h.work)
 	if h.w.departed.Load() {
 		return nil, ErrDeparted
 	}
@@ -87,7 +87,7 @@ func (h *Hold) Start() (*Lease, error) {
 // Drop gives the choice up. It does nothing after Start or Drop.
 func (h *Hold) Drop() {
 	if h.done.CompareAndSwap(false, true) {
-		h.w.promised.add(-1, h.work)
+		h.w.holds.add(-1, h.work)
 	}
 }
 

@@ -11,10 +11,10 @@ type Take uint8
 
 // The ways to take.
 const (
-	_       Take = iota
-	Check        // only require that there is a candidate; choose none
-	Promise      // choose and hold
-	Acquire      // choose and lease
+	_           Take = iota
+	Check            // only require that there is a candidate; choose none
+	AcquireHold      // choose and hold
+	Acquire          // choose and lease
 )
 
 // Want narrows the candidates of a need.
@@ -36,7 +36,7 @@ type Need struct {
 // Grant is what a need got. Check grants nothing.
 type Grant struct {
 	Lease *Lease // with Acquire
-	Hold  *Hold  // with Promise
+	Hold  *Hold  // with AcquireHold
 }
 
 // Worker returns the worker chosen, nil with Check.
@@ -249,6 +249,6 @@ func (n *Need) takeLocked(w *Worker) Grant {
 	if n.Take == Acquire {
 		return Grant{Lease: p.leaseLocked(w, work)}
 	}
-	w.promised.add(1, work)
+	w.holds.add(1, work)
 	return Grant{Hold: &Hold{pool: p, w: w, work: work}}
 }

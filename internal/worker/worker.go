@@ -25,10 +25,10 @@ type Worker struct {
 	departed atomic.Bool // set once by Pool.Reconcile under Pool.mu
 
 	// Changed only by leases and holds. Invariant: none is negative.
-	load     gauge // leases
-	promised gauge // holds
-	picked   atomic.Uint64
-	turn     atomic.Uint64 // number of this worker's last pick in its pool, 0 if none
+	load   gauge // leases
+	holds  gauge // holds
+	picked atomic.Uint64
+	turn   atomic.Uint64 // number of this worker's last pick in its pool, 0 if none
 
 	seen uint64 // reconcile round that last listed it; guarded by Pool.mu
 }
@@ -127,7 +127,7 @@ func (w *Worker) Blocked() Block { return Block(w.block.Load()) }
 func (w *Worker) Load() int64 { return w.load.count.Load() }
 
 // Holds returns the number of holds neither started nor dropped.
-func (w *Worker) Holds() int64 { return w.promised.count.Load() }
+func (w *Worker) Holds() int64 { return w.holds.count.Load() }
 
 // Chosen returns leases and holds together.
 func (w *Worker) Chosen() int64 { return w.Load() + w.Holds() }
@@ -152,8 +152,8 @@ func (w *Worker) Work() Work {
 // ChosenWork returns the tokens of leases and holds together.
 func (w *Worker) ChosenWork() Work {
 	work := w.Work()
-	work.Waiting += w.promised.waiting.Load()
-	work.Held += w.promised.held.Load()
+	work.Waiting += w.holds.waiting.Load()
+	work.Held += w.holds.held.Load()
 	return work
 }
 
