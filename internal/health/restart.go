@@ -97,19 +97,23 @@ const vouchWindow = 2 * time.Second
 // served, such as by the engine id of a hand-off. It is fit for work, so its
 // own lifetime begins ready; what it serves is read anew all the same.
 func (c *Checker) Restarted(w *worker.Worker, why string) {
+	c.vouch(w)
+	c.renew([]worker.ID{w.ID()}, why)
+}
+
+// vouch vouches for the lifetime that follows a worker's. A worker that has left
+// was followed already.
+func (c *Checker) vouch(w *worker.Worker) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.vouches, func(_ worker.ID, old vouch) bool { return time.Since(old.at) > vouchWindow })
+	b := c.bases[w.ID().URL]
+	if b == nil || b.workers[w] == nil {
+		return
+	}
 	place := w.ID()
 	place.Generation = 0
-	v := vouch{at: time.Now(), models: w.Models()}
-	c.mu.Lock()
-	if b := c.bases[w.ID().URL]; b != nil {
-		if s := b.workers[w]; s != nil {
-			v.cards = s.cards
-		}
-	}
-	maps.DeleteFunc(c.vouches, func(_ worker.ID, old vouch) bool { return time.Since(old.at) > vouchWindow })
-	c.vouches[place] = v
-	c.mu.Unlock()
-	c.renew([]worker.ID{w.ID()}, why)
+	c.vouches[place] = vouch{at: time.Now(), models: w.Models(), cards: b.workers[w].cards}
 }
 
 // admitVouched makes a new worker ready whose process is known to serve. Called
