@@ -125,7 +125,7 @@ func TestUnknownFlags(t *testing.T) {
 		{[]string{"--port", "1", "extra"}, `unexpected argument "extra"`},
 	} {
 		flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-		(&serveFlags{config: defaultConfig()}).register(flags)
+		newServeFlags("serve").register(flags)
 		err := parse(flags, tt.args, io.Discard)
 		if !errors.As(err, new(usageError)) || err.Error() != tt.want {
 			t.Errorf("%q: %v, want %s", tt.args, err, tt.want)

@@ -33,6 +33,15 @@ type serveFlags struct {
 	cbWindowSecs                 uint64
 }
 
+// newServeFlags returns the defaults of a command, serve or vllm-router.
+func newServeFlags(command string) *serveFlags {
+	f := &serveFlags{config: defaultConfig(), policy: policy.Default}
+	if command == vllmRouter {
+		f.policy = "cache_aware"
+	}
+	return f
+}
+
 func (f *serveFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.host, "host", "127.0.0.1", "address to serve clients on")
 	flags.Uint16Var(&f.port, "port", 30000, "port to serve clients on")
@@ -46,7 +55,7 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.discovery.TTL, "discovery-ttl", zmq.DefaultTTL, "how long a worker lives after its last registration")
 	flags.StringArrayVar(&f.registrationAllow, "registration-allow", nil, "networks that workers may register from and be in (default private, loopback and this machine's own)")
 	names := strings.Join(policy.Names(), ", ")
-	flags.StringVar(&f.policy, "policy", policy.Default, "how workers are chosen: "+names)
+	flags.StringVar(&f.policy, "policy", f.policy, "how workers are chosen: "+names)
 	flags.StringVar(&f.prefillPolicy, "prefill-policy", "", "policy of prefill workers (default --policy)")
 	flags.StringVar(&f.decodePolicy, "decode-policy", "", "policy of decode workers (default --policy)")
 	flags.Int64Var(&f.choosing.TokenWindow, "balance-token-window", f.choosing.TokenWindow, "least_wait: tokens above the least wait within which the longest match is preferred")

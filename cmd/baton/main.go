@@ -9,6 +9,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -31,6 +32,7 @@ func commands() []command {
 		{"demo", "start a router and simulated engines, and stream one answer", runDemo},
 		{"sim", "start one simulated engine", runSim},
 		{"version", "print the version", runVersion},
+		{vllmRouter, "serve with vllm-router's default policy; also what baton does under that name", runVLLMRouter},
 	}
 }
 
@@ -38,7 +40,11 @@ func main() {
 	// net/http has a few lines for the global logger that quote what a worker
 	// sent. What matters of them is in our own log.
 	log.SetOutput(io.Discard)
-	os.Exit(baton(os.Args[1:], os.Stdout, os.Stderr))
+	args := os.Args[1:]
+	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == vllmRouter {
+		args = append([]string{vllmRouter}, args...)
+	}
+	os.Exit(baton(args, os.Stdout, os.Stderr))
 }
 
 // baton returns the exit code: 0, 1 for a failure and 2 for wrong usage.
@@ -75,7 +81,7 @@ func usage(w io.Writer) {
 	fmt.Fprintln(w, "usage: baton COMMAND [flags]")
 	fmt.Fprintln(w)
 	for _, c := range commands() {
-		fmt.Fprintf(w, "  %-8s %s\n", c.name, c.about)
+		fmt.Fprintf(w, "  %-12s %s\n", c.name, c.about)
 	}
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "baton COMMAND --help lists the flags.")

@@ -130,14 +130,20 @@ func check(cfg config, f *serveFlags) error {
 }
 
 func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	return serve(ctx, "serve", args, stdout, stderr)
+}
+
+// serve runs the router under the name of a command.
+func serve(ctx context.Context, name string, args []string, stdout, stderr io.Writer) error {
 	rest, prefills, err := cutPrefill(args)
 	if err != nil {
 		return err
 	}
-	f := &serveFlags{config: defaultConfig()}
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	f := newServeFlags(name)
+	flags := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	f.register(flags)
-	rest, err = expandLists(rest, map[string]bool{"worker-urls": true, "request-id-headers": true, "decode": false})
+	registerForeign(flags)
+	rest, err = expandLists(rest, lists())
 	if err != nil {
 		return err
 	}
@@ -145,6 +151,9 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return err
 	}
 	cfg, err := f.resolve(prefills)
+	if err == nil {
+		err = checkEnvironment()
+	}
 	if err != nil {
 		return usageError{err}
 	}
@@ -154,6 +163,9 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	}
 	if slices.ContainsFunc(prefills, prefill.hasPort) {
 		log.Warn("the bootstrap ports after --prefill have no effect with this KV connector", "kv_connector", f.connector)
+	}
+	if unused := without(flags); name == vllmRouter || len(unused) > 0 {
+		log.Warn("not all is as with vllm-router: see docs/migrating.md", "policy", f.policy, "without_effect", unused)
 	}
 	r, err := newRouter(ctx, cfg, log)
 	if err != nil {

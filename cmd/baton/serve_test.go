@@ -22,7 +22,7 @@ func resolved(t *testing.T, args ...string) (config, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &serveFlags{config: defaultConfig()}
+	f := newServeFlags("serve")
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	f.register(flags)
 	if err := parse(flags, rest, io.Discard); err != nil {
