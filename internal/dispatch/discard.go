@@ -26,7 +26,7 @@ func (r *run) abandon(p *pair, h handoff) { r.count(p, h).abandoned.Add(1) }
 func (r *run) discard(p *pair, h handoff) { r.discardElsewhere(p, h, nil) }
 
 func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
-	if h.Params == nil || h.expired(&p.spec) {
+	if h.Params == nil || h.expired(&p.spec) || r.lost(p, &h) {
 		r.abandon(p, h)
 		return
 	}

@@ -19,19 +19,19 @@ type perWorker struct {
 }
 
 // checkEngine compares the id of the process that handed over with that of the
-// worker's first hand-off: a lifetime is one process.
-func (d *Dispatcher) checkEngine(w *worker.Worker, engine string) {
+// worker's first hand-off: a lifetime is one process. It reports whether they
+// differ: then the hand-off is of the process that has taken the place.
+func (d *Dispatcher) checkEngine(w *worker.Worker, engine string) (other bool) {
 	v, ok := d.workers.Load(w)
 	if engine == "" || !ok {
-		return
+		return false
 	}
 	p := v.(*perWorker)
-	if p.engine.CompareAndSwap(nil, &engine) {
-		return
+	if p.engine.CompareAndSwap(nil, &engine) || *p.engine.Load() == engine {
+		return false
 	}
-	if known := p.engine.Load(); *known != engine {
-		d.deps.Health.Restarted(w, "engine id")
-	}
+	d.deps.Health.Restarted(w, "engine id")
+	return true
 }
 
 // handoffCounts count the hand-offs of one prefill worker.

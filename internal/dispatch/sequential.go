@@ -224,10 +224,23 @@ type handoff struct {
 	pd.Handoff
 
 	at time.Time
+	// successor is set if the worker's place was taken before the hand-off was
+	// made: then it is not the worker's process that keeps it.
+	successor bool
 }
 
 func (h *handoff) expired(spec *pd.Spec) bool {
 	return spec.Validity > 0 && h.Params != nil && time.Since(h.at) >= spec.Validity
+}
+
+// lost reports whether the process that keeps the hand-off has been followed by
+// another one.
+func (r *run) lost(p *pair, h *handoff) bool {
+	return h.Params != nil && !h.successor && r.replaced(p.Prefill)
+}
+
+func (r *run) replaced(prefill *worker.Worker) bool {
+	return r.d.deps.Pools[worker.Prefill].Replaced(prefill)
 }
 
 // prefillLeg runs the prefill leg. done means that the client has its answer.
@@ -242,7 +255,7 @@ func (r *run) prefillLeg(p *pair) (h handoff, done bool, err error) {
 	if err := l.send(r.head(leg.Fields), leg.Body); err != nil {
 		return h, false, r.prefillFailed(p, err)
 	}
-	h.at = time.Now()
+	h.at, h.successor = time.Now(), r.replaced(p.Prefill)
 	switch status := l.answer.Status; {
 	case status >= 500:
 		return h, false, &again{err: r.prefillStatus(l.answer), exceptPrefill: p.Prefill}
@@ -261,7 +274,9 @@ func (r *run) prefillLeg(p *pair) (h handoff, done bool, err error) {
 	l.close()
 	r.learn(body)
 	h.Handoff, err = p.dialect.Read(&p.Pair, body)
-	r.d.checkEngine(p.Prefill, h.Engine)
+	if r.d.checkEngine(p.Prefill, h.Engine) {
+		h.successor = true
+	}
 	return h, false, r.judgeHandoff(p, err)
 }
 
@@ -326,8 +341,8 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 			r.discard(p, h)
 			return errClientGone
 		}
-		if h.expired(&p.spec) {
-			return r.handoffExpired(p, h)
+		if err := r.void(p, &h); err != nil {
+			return err
 		}
 		lease, reason, err := r.pickDecode(p, except)
 		if err != nil {
@@ -342,9 +357,9 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 			return err
 		}
 		p.Decode = lease.Worker()
-		if h.expired(&p.spec) {
+		if err := r.void(p, &h); err != nil {
 			lease.Release()
-			return r.handoffExpired(p, h)
+			return err
 		}
 		err = r.decodeLeg(p, h, lease, reason, try < maxTries)
 		retry, ok := errors.AsType[*again](err)
@@ -367,14 +382,22 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 	}
 }
 
-// handoffExpired is a hand-off that must not be used any more: prefill has to
-// be done anew.
-func (r *run) handoffExpired(p *pair, h handoff) error {
-	r.abandon(p, h)
-	return &again{err: &Error{
-		Status: http.StatusServiceUnavailable, Code: "handoff_expired", RetryAfter: "1",
-		Message: fmt.Sprintf("no decode worker took over within the %s for which the hand-off is valid (--handoff-max-age)", p.spec.Validity),
-	}}
+// void returns why the hand-off must not be used any more, nil if it may be.
+// Prefill has to be done anew then.
+func (r *run) void(p *pair, h *handoff) error {
+	e := &Error{Status: http.StatusServiceUnavailable, RetryAfter: "1"}
+	switch {
+	case h.expired(&p.spec):
+		e.Code = "handoff_expired"
+		e.Message = fmt.Sprintf("no decode worker took over within the %s for which the hand-off is valid (--handoff-max-age)", p.spec.Validity)
+	case r.lost(p, h):
+		e.Code = "handoff_lost"
+		e.Message = "the prefill worker was restarted before a decode worker took over"
+	default:
+		return nil
+	}
+	r.abandon(p, *h)
+	return &again{err: e}
 }
 
 // admissionDoubt is for how long it is uncertain that a decode worker has taken

@@ -99,6 +99,16 @@ func (p *Pool) Reconcile() {
 	p.reconcileLocked()
 }
 
+// Replaced reports whether another lifetime has the worker's place: its process
+// is not there any more. Of a worker that has only left nothing is known.
+func (p *Pool) Replaced(w *Worker) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reconcileLocked()
+	other := p.byPlace[place{w.id.URL, w.id.Rank}]
+	return other != nil && other != w
+}
+
 // reconcileLocked reads the registry with mu held, so that a stale list can
 // never overwrite a newer one. The stamp is read before the list: a change in
 // between is listed now and reconciled once more, for nothing, next time.
