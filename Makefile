@@ -59,6 +59,10 @@ e2e: ## run the real binary against simulated engines
 soak: ## churn workers and clients for SOAK_TIME=10m; nothing may grow
 	SOAK_TIME=$(SOAK_TIME) $(GO) test -tags e2e -count=1 -timeout 0 -run TestSoak -v ./e2e/
 
+.PHONY: quality
+quality: ## print the hit shares and first-token times of the policies
+	$(GO) test -tags quality -count=1 -run TestQuality -v ./internal/dispatch
+
 .PHONY: mutants
 mutants: ## break the code as testdata/mutants.txt says; the tests must notice
 	$(GO) run ./scripts/mutants

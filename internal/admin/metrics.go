@@ -44,6 +44,8 @@ var (
 	handoffsDesc = prometheus.NewDesc("baton_handoffs_total",
 		"Hand-offs of the prefill worker: produced; delivered to a decode worker; discarded, given back early; abandoned, left to their validity.",
 		[]string{"worker", "outcome"}, nil)
+	abandonedDesc = prometheus.NewDesc("baton_handoffs_abandoned_total",
+		"Abandoned hand-offs of the prefill worker by reason.", []string{"worker", "reason"}, nil)
 	recomputedDesc = prometheus.NewDesc("baton_recomputed_prompts_total",
 		"Decode legs that computed the prompt because prefill handed nothing over (--pd-allow-recompute).", nil, nil)
 	retriesDesc = prometheus.NewDesc("baton_retries_total",
@@ -53,7 +55,7 @@ var (
 // Describe implements [prometheus.Collector].
 func (c Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		loadDesc, holdsDesc, pickedDesc, waitingDesc, heldDesc, generationDesc, workersDesc, handoffsDesc, recomputedDesc, retriesDesc,
+		loadDesc, holdsDesc, pickedDesc, waitingDesc, heldDesc, generationDesc, workersDesc, handoffsDesc, abandonedDesc, recomputedDesc, retriesDesc,
 		foreignDesc, kvUsageDesc, engineAgeDesc,
 	} {
 		ch <- d
@@ -91,6 +93,9 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 				counter(handoffsDesc, h.Delivered, label, "delivered")
 				counter(handoffsDesc, h.Discarded, label, "discarded")
 				counter(handoffsDesc, h.Abandoned, label, "abandoned")
+				for reason, n := range c.Dispatcher.Abandoned(w) {
+					counter(abandonedDesc, n, label, reason)
+				}
 			}
 		}
 		for state, n := range states {

@@ -17,8 +17,28 @@ func (r *run) count(p *pair, h handoff) *handoffCounts {
 	return r.d.handoffs(p.Prefill)
 }
 
+// abandonment is why a hand-off is left to its validity.
+type abandonment int
+
+const (
+	expired       abandonment = iota // too old to be used or given back
+	lost                             // its process was replaced
+	noDecode                         // no decode worker to use it or to give it back
+	notAdmitted                      // the decode worker that it was made for did not admit it
+	cutOff                           // the decode leg broke off: the worker may have it
+	refused                          // the decode worker answered with an error
+	discardFailed                    // giving it back went wrong
+	numAbandonments
+)
+
+var abandonments = [numAbandonments]string{"expired", "lost", "no_decode", "not_admitted", "cut_off", "refused", "discard_failed"}
+
 // abandon counts a hand-off that is left to its validity.
-func (r *run) abandon(p *pair, h handoff) { r.count(p, h).abandoned.Add(1) }
+func (r *run) abandon(p *pair, h handoff, why abandonment) {
+	c := r.count(p, h)
+	c.abandoned.Add(1)
+	c.abandonedFor[why].Add(1)
+}
 
 // discard gives back a hand-off that will not be used, in the way of its
 // dialect: by a leg to a decode worker, detached from the request, leased like
@@ -26,13 +46,16 @@ func (r *run) abandon(p *pair, h handoff) { r.count(p, h).abandoned.Add(1) }
 func (r *run) discard(p *pair, h handoff) { r.discardElsewhere(p, h, nil) }
 
 func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
-	if h.Params == nil || h.expired(&p.spec) || r.lost(p, &h) {
-		r.abandon(p, h)
+	if h.Params == nil {
+		r.abandon(p, h, noDecode)
+		return
+	}
+	if err := r.void(p, &h); err != nil {
 		return
 	}
 	lease, reason := r.decodeForDiscard(p, except)
 	if lease == nil {
-		r.abandon(p, h)
+		r.abandon(p, h, noDecode)
 		return
 	}
 	p.Decode, p.ID = lease.Worker(), r.legID()
@@ -40,7 +63,7 @@ func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
 	l := r.newDetachedLeg(lease, reason)
 	if err != nil {
 		l.close()
-		r.abandon(p, h)
+		r.abandon(p, h, discardFailed)
 		return
 	}
 	head := r.head(leg.Fields)
@@ -53,7 +76,7 @@ func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
 			_, err = io.Copy(io.Discard, l)
 		}
 		if err != nil || l.answer.Status >= 300 {
-			r.abandon(p, h)
+			r.abandon(p, h, discardFailed)
 			return
 		}
 		r.count(p, h).discarded.Add(1)

@@ -623,6 +623,9 @@ func (s *stage) describe(w *worker.Worker) string {
 	}
 	h := s.dispatcher.Handoffs(w)
 	figures := map[string]uint64{"produced": h.Produced, "delivered": h.Delivered, "discarded": h.Discarded, "abandoned": h.Abandoned}
+	for reason, n := range s.dispatcher.Abandoned(w) {
+		figures["abandoned:"+reason] = n
+	}
 	for _, name := range slices.Sorted(maps.Keys(figures)) {
 		if figures[name] != 0 {
 			words = append(words, fmt.Sprintf("%s=%d", name, figures[name]))

@@ -37,6 +37,7 @@ func (d *Dispatcher) checkEngine(w *worker.Worker, engine string) (other bool) {
 // handoffCounts count the hand-offs of one prefill worker.
 type handoffCounts struct {
 	produced, delivered, discarded, abandoned atomic.Uint64
+	abandonedFor                              [numAbandonments]atomic.Uint64
 }
 
 // counts are the dispatcher's figures that belong to no worker.
@@ -107,6 +108,25 @@ func (d *Dispatcher) Handoffs(w *worker.Worker) Handoffs {
 	}
 	h := &v.(*perWorker).handoffs
 	return Handoffs{h.produced.Load(), h.delivered.Load(), h.discarded.Load(), h.abandoned.Load()}
+}
+
+// Abandoned returns why hand-offs of a prefill worker were left to their
+// validity, and how many for each reason; nil if none was.
+func (d *Dispatcher) Abandoned(w *worker.Worker) map[string]uint64 {
+	v, ok := d.workers.Load(w)
+	if !ok {
+		return nil
+	}
+	var found map[string]uint64
+	for why := range numAbandonments {
+		if n := v.(*perWorker).handoffs.abandonedFor[why].Load(); n > 0 {
+			if found == nil {
+				found = make(map[string]uint64, numAbandonments)
+			}
+			found[abandonments[why]] = n
+		}
+	}
+	return found
 }
 
 // Retries returns how many legs of the role were tried again elsewhere.

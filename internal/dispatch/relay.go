@@ -56,8 +56,12 @@ func (r *run) relayRest(l *leg, first []byte, err error) error {
 	}
 }
 
-// begin sends the head of the answer to the client.
+// begin sends the head of the answer to the client, unless it has left: a
+// connection of which only the client's half is closed would take it.
 func (r *run) begin(a *exchange.Answer) error {
+	if r.ctx.Err() != nil {
+		return errClientGone
+	}
 	fields := a.Fields.EndToEnd().Set("X-Request-Id", r.call.ID)
 	if isStream(fields) && fields.Get("X-Accel-Buffering") == "" {
 		// nginx, and what follows it, would hold the stream back.

@@ -234,9 +234,9 @@ func (h *handoff) expired(spec *pd.Spec) bool {
 }
 
 // lost reports whether the process that keeps the hand-off has been followed by
-// another one.
+// another one. A hand-off without a validity is with decode already.
 func (r *run) lost(p *pair, h *handoff) bool {
-	return h.Params != nil && !h.successor && r.replaced(p.Prefill)
+	return p.spec.Validity > 0 && h.Params != nil && !h.successor && r.replaced(p.Prefill)
 }
 
 func (r *run) replaced(prefill *worker.Worker) bool {
@@ -350,7 +350,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 				r.discard(p, h)
 				return errClientGone
 			}
-			r.abandon(p, h)
+			r.abandon(p, h, noDecode)
 			if failed != nil {
 				return failed
 			}
@@ -370,7 +370,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 		failed, except = retry.err, append(except, p.Decode)
 		if !p.spec.Again {
 			// The pair is void: the next one needs a prefill of its own.
-			r.abandon(p, h)
+			r.abandon(p, h, notAdmitted)
 			return retry
 		}
 		if try == maxTries {
@@ -382,21 +382,22 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 	}
 }
 
-// void returns why the hand-off must not be used any more, nil if it may be.
-// Prefill has to be done anew then.
+// void returns why the hand-off must not be used any more, nil if it may be, and
+// abandons it. Prefill has to be done anew then.
 func (r *run) void(p *pair, h *handoff) error {
-	e := &Error{Status: http.StatusServiceUnavailable, RetryAfter: "1"}
+	e, why := &Error{Status: http.StatusServiceUnavailable, RetryAfter: "1"}, expired
 	switch {
 	case h.expired(&p.spec):
 		e.Code = "handoff_expired"
 		e.Message = fmt.Sprintf("no decode worker took over within the %s for which the hand-off is valid (--handoff-max-age)", p.spec.Validity)
 	case r.lost(p, h):
+		why = lost
 		e.Code = "handoff_lost"
 		e.Message = "the prefill worker was restarted before a decode worker took over"
 	default:
 		return nil
 	}
-	r.abandon(p, *h)
+	r.abandon(p, *h, why)
 	return &again{err: e}
 }
 
@@ -425,7 +426,7 @@ func (r *run) decodeLeg(p *pair, h handoff, lease *worker.Lease, reason string, 
 			l.close()
 			r.discard(p, h)
 		default:
-			r.abandon(p, h)
+			r.abandon(p, h, cutOff)
 		}
 		return e
 	}
@@ -439,7 +440,7 @@ func (r *run) decodeLeg(p *pair, h handoff, lease *worker.Lease, reason string, 
 		r.count(p, h).delivered.Add(1)
 	default:
 		// A worker that refuses a request tells prefill itself, if it got that far.
-		r.abandon(p, h)
+		r.abandon(p, h, refused)
 	}
 	return r.relay(l)
 }
