@@ -58,7 +58,7 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.policy, "policy", f.policy, "how workers are chosen: "+names)
 	flags.StringVar(&f.prefillPolicy, "prefill-policy", "", "policy of prefill workers (default --policy)")
 	flags.StringVar(&f.decodePolicy, "decode-policy", "", "policy of decode workers (default --policy)")
-	flags.Int64Var(&f.choosing.TokenWindow, "balance-token-window", f.choosing.TokenWindow, "least_wait: tokens above the least wait within which the longest match is preferred")
+	flags.Int64Var(&f.choosing.TokenWindow, "balance-token-window", f.choosing.TokenWindow, "least_wait: tokens above the least wait within which the longest match is preferred, at most a quarter of the prompt")
 	flags.Float64Var(&f.choosing.CacheThreshold, "cache-threshold", f.choosing.CacheThreshold, "cache_aware: share of a prompt that must match for its worker to be preferred")
 	flags.Int64Var(&f.choosing.BalanceAbs, "balance-abs-threshold", f.choosing.BalanceAbs, "cache_aware: requests above the least loaded worker up to which a match is followed")
 	flags.Float64Var(&f.choosing.BalanceRel, "balance-rel-threshold", f.choosing.BalanceRel, "cache_aware: the same as a multiple of the least load; the wider of the two counts")

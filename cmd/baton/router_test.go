@@ -218,6 +218,7 @@ func TestStart(t *testing.T) {
 			if got := r.get("/liveness"); got.status != 200 {
 				t.Errorf("/liveness answered %d", got.status)
 			}
+			r.reconcile() // so that all workers are counted
 			eventually(t, "every worker was probed", func() bool {
 				ready, all := r.counts()
 				probed := ready

@@ -44,10 +44,10 @@ func TestQuality(t *testing.T) {
 			t.Run(f.name+", "+l.name, func(t *testing.T) {
 				talks := newTalks(f, l)
 				table := newTrialTable()
-				for _, p := range trialPolicies {
+				for _, name := range trialPolicies {
 					var r trialResult
-					synctest.Test(t, func(t *testing.T) { r = runTrial(t, f, p, talks) })
-					table.add(p.name, &r)
+					synctest.Test(t, func(t *testing.T) { r = runTrial(t, f, name, talks) })
+					table.add(name, &r)
 				}
 				t.Logf("%s\n%s", describeTalks(f, talks), table)
 			})
@@ -55,22 +55,8 @@ func TestQuality(t *testing.T) {
 	}
 }
 
-// trialPolicy is a policy with its default configuration, or with a change to it
-// whose effect is worth a line of its own.
-type trialPolicy struct {
-	name, of string
-	change   func(*policy.Config)
-}
-
-var trialPolicies = []trialPolicy{
-	{"least_wait", "least_wait", nil},
-	{"least_wait, window 1024", "least_wait", func(c *policy.Config) { c.TokenWindow = 1024 }},
-	{"cache_aware", "cache_aware", nil},
-	{"round_robin", "round_robin", nil},
-	{"least_load", "least_load", nil},
-	{"consistent_hash", "consistent_hash", nil},
-	{"sticky", "sticky", nil},
-}
+// trialPolicies are the policies compared, in their default configurations.
+var trialPolicies = []string{"least_wait", "cache_aware", "round_robin", "least_load", "consistent_hash", "sticky"}
 
 // What the engines are like. They compute 10,000 prompt tokens in a second, as a
 // large model may, and one prompt after the other, as chunked prefill does in
@@ -221,8 +207,8 @@ type trialResult struct {
 	requests, computed []int           // requests and uncached tokens by worker that computes prompts
 }
 
-func runTrial(t *testing.T, f trialFleet, p trialPolicy, talks []talk) trialResult {
-	tr := newTrial(t, p)
+func runTrial(t *testing.T, f trialFleet, name string, talks []talk) trialResult {
+	tr := newTrial(t, name)
 	blocks := f.blocks(talks)
 	tr.add(worker.Regular, f.regular, blocks)
 	tr.add(worker.Prefill, f.prefill, blocks)
@@ -235,7 +221,7 @@ func runTrial(t *testing.T, f trialFleet, p trialPolicy, talks []talk) trialResu
 	wg.Wait()
 	r := tr.result(f)
 	if requests, prompts, _ := sizeOf(talks); len(r.first) != requests || r.prompt != prompts {
-		t.Errorf("%s: %d requests with %d prompt tokens reached the engines whole, not %d with %d", p.name, len(r.first), r.prompt, requests, prompts)
+		t.Errorf("%s: %d requests with %d prompt tokens reached the engines whole, not %d with %d", name, len(r.first), r.prompt, requests, prompts)
 	}
 	tr.finish()
 	return r
@@ -243,7 +229,7 @@ func runTrial(t *testing.T, f trialFleet, p trialPolicy, talks []talk) trialResu
 
 // newTrial wires a dispatcher as the router does. Decode workers are chosen by
 // the default policy in any case.
-func newTrial(t *testing.T, p trialPolicy) *trial {
+func newTrial(t *testing.T, name string) *trial {
 	tr := &trial{
 		t: t, reg: registry.New(), pools: make(map[worker.Role]*worker.Pool),
 		engines: make(map[worker.Role][]*enginesim.Engine),
@@ -259,14 +245,11 @@ func newTrial(t *testing.T, p trialPolicy) *trial {
 	for _, role := range worker.Roles() {
 		cfg := policy.DefaultConfig()
 		cfg.Role = role
-		name := policy.Default
-		if role != worker.Decode {
-			name = p.of
-			if p.change != nil {
-				p.change(&cfg)
-			}
+		of := name
+		if role == worker.Decode {
+			of = policy.Default
 		}
-		made, err := policy.New(name, cfg)
+		made, err := policy.New(of, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ type seat struct {
 	w     *worker.Worker
 	owner prefix.Owner
 	quota atomic.Int64 // set last; 0: the index's own default
+	given recent       // uncached prompt tokens, for least_wait
 }
 
 // seats are the workers by their slots. It is immutable.
