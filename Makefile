@@ -68,7 +68,7 @@ mutants: ## break the code as testdata/mutants.txt says; the tests must notice
 	$(GO) run ./scripts/mutants
 
 .PHONY: sdk
-sdk: ## run the OpenAI Python SDK against the demo
+sdk: ## run the Python SDKs of OpenAI and Anthropic and LangChain against the demo
 	scripts/sdk-test
 
 .PHONY: demo

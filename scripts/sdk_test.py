@@ -1,4 +1,5 @@
-"""Checks Baton with the OpenAI SDK, as an application would use it.
+"""Checks Baton with the SDKs of OpenAI and Anthropic and with LangChain's chat
+model, as applications would use it.
 
 usage: sdk_test.py URL
 
@@ -11,6 +12,8 @@ import sys
 import time
 import traceback
 
+import anthropic
+import langchain_openai
 import openai
 
 TIMEOUT = 60
@@ -145,6 +148,105 @@ def completion_streamed_with_usage(client, model):
         stream_options={"include_usage": True},
     )
     check_chunks(list(stream), usage_wanted=True)
+
+
+@check
+def tools_are_passed_through(client, model):
+    tool = {
+        "type": "function",
+        "function": {"name": "pass_baton", "parameters": {"type": "object", "properties": {}}},
+    }
+    answer = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=TOKENS, tools=[tool], tool_choice="none"
+    )
+    check_usage(answer.usage)
+
+
+@check
+def responses(client, model):
+    answer = client.responses.create(model=model, input=PROMPT, max_output_tokens=TOKENS)
+    equal(answer.object, "response", "object")
+    assert answer.output_text, f"no text: {answer}"
+    assert 1 < answer.usage.output_tokens <= TOKENS, f"usage: {answer.usage}"
+
+
+@check
+def responses_streamed(client, model):
+    stream = client.responses.create(
+        model=model, input=PROMPT, max_output_tokens=TOKENS, stream=True
+    )
+    events = list(stream)
+    texts = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert len(texts) > 1, f"deltas: {texts}"
+    assert events[-1].type in ("response.completed", "response.incomplete"), events[-1].type
+
+
+def anthropic_of(client):
+    base = str(client.base_url).removesuffix("/").removesuffix("/v1")
+    return anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0, timeout=TIMEOUT)
+
+
+@check
+def anthropic_message(client, model):
+    with anthropic_of(client) as claude:
+        answer = claude.messages.create(model=model, max_tokens=TOKENS, messages=MESSAGES[1:])
+    equal((answer.type, answer.role), ("message", "assistant"), "type and role")
+    assert answer.content[0].text, "no text"
+    assert answer.stop_reason in ("end_turn", "max_tokens"), answer.stop_reason
+    assert 1 < answer.usage.output_tokens <= TOKENS, f"usage: {answer.usage}"
+
+
+@check
+def anthropic_message_streamed(client, model):
+    with anthropic_of(client) as claude:
+        with claude.messages.stream(
+            model=model, max_tokens=TOKENS, messages=MESSAGES[1:], system="You answer at length."
+        ) as stream:
+            texts = list(stream.text_stream)
+            answer = stream.get_final_message()
+    assert len(texts) > 1, f"texts: {texts}"
+    equal("".join(texts), answer.content[0].text, "text of the message")
+
+
+@check
+def anthropic_unknown_model_is_not_found(client, model):
+    with anthropic_of(client) as claude:
+        try:
+            claude.messages.create(
+                model=model + "-that-nobody-serves", max_tokens=TOKENS, messages=MESSAGES[1:]
+            )
+        except anthropic.NotFoundError as error:
+            equal(error.body["type"], "error", "type of the body")
+            equal(error.body["error"]["type"], "not_found_error", "type of the error")
+        else:
+            raise AssertionError("accepted")
+
+
+def chat_model(client, model):
+    return langchain_openai.ChatOpenAI(
+        model=model,
+        base_url=str(client.base_url),
+        api_key="unused",
+        max_retries=0,
+        timeout=TIMEOUT,
+        max_tokens=TOKENS,
+    )
+
+
+@check
+def langchain_chat(client, model):
+    answer = chat_model(client, model).invoke([("system", "Be brief."), ("human", PROMPT)])
+    assert answer.content, f"no content: {answer}"
+    assert 1 < answer.usage_metadata["output_tokens"] <= TOKENS, answer.usage_metadata
+
+
+@check
+def langchain_chat_streamed(client, model):
+    chunks = list(chat_model(client, model).stream(PROMPT, stream_usage=True))
+    texts = [c.content for c in chunks if c.content]
+    assert len(texts) > 1, f"texts: {texts}"
+    usages = [c.usage_metadata for c in chunks if c.usage_metadata]
+    assert usages and 1 < usages[-1]["output_tokens"] <= TOKENS, usages
 
 
 @check
