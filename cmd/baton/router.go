@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/oklog/run"
@@ -170,12 +171,12 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 	if r.listener, err = open(ctx, "--host, --port", r.cfg.public); err != nil {
 		return err
 	}
-	r.public = httpServer(r.server, r.log)
+	r.public = httpServer(keepSlashes(r.server), r.log)
 	for _, l := range []struct {
 		flag, addr string
 		handler    http.Handler
 	}{
-		{"--admin-host, --admin-port", r.cfg.admin, adminMux},
+		{"--admin-host, --admin-port", r.cfg.admin, keepSlashes(adminMux)},
 		{"--prometheus-host, --prometheus-port", r.cfg.metrics, metricsMux},
 	} {
 		if l.addr == "" {
@@ -190,6 +191,18 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 		r.others = append(r.others, listening{l.flag, server, listener})
 	}
 	return nil
+}
+
+// keepSlashes spares a worker's URL in a path the mux's redirect to one with
+// single slashes, which many clients do not follow for POST and DELETE.
+func keepSlashes(h http.Handler) http.Handler {
+	const prefix = "/workers/"
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rest, ok := strings.CutPrefix(r.URL.EscapedPath(), prefix); ok {
+			r.URL.RawPath = prefix + strings.ReplaceAll(rest, "//", "%2F%2F")
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // guarded adds routes that no page of another origin may use through a browser.

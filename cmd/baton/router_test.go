@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -104,7 +105,10 @@ func startRouter(t *testing.T, edit func(*config)) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	run := &running{
 		router: r, t: t, stop: cancel, over: make(chan struct{}),
-		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience},
+		client: &http.Client{
+			Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
 	}
 	go func() {
 		defer close(run.over)
@@ -444,6 +448,13 @@ func TestAdmin(t *testing.T) {
 		eventually(t, "the added worker serves", func() bool { return r.chat().status == 200 })
 		if got := r.do("GET", base+"/workers/"+at, ""); got.status != 200 || !strings.Contains(got.body, `"is_healthy":true`) {
 			t.Errorf("public %t: %d %s", public, got.status, got.body)
+		}
+		for _, target := range []string{at, url.PathEscape(at)} { // answered at once, without a redirect
+			for _, verb := range []string{"/drain", "/undrain"} {
+				if got := r.do("POST", base+"/workers/"+target+verb, ""); got.status != 200 || got.body == "" {
+					t.Errorf("public %t: %s%s answered %d %s", public, target, verb, got.status, got.body)
+				}
+			}
 		}
 		if got := r.do("DELETE", base+"/workers/"+at, ""); got.status != 200 {
 			t.Errorf("public %t: remove answered %d %s", public, got.status, got.body)
