@@ -228,17 +228,32 @@ func goid() uint64 {
 	return id
 }
 
-// lockWaiters returns the goroutines that wait for a mutex.
+// lockWaiters returns the goroutines that wait for a mutex, other than the
+// stage's own, which Settle itself holds for a moment.
 func lockWaiters() map[uint64]bool {
 	buf := make([]byte, 1<<20)
 	buf = buf[:runtime.Stack(buf, true)]
 	waiting := make(map[uint64]bool)
 	for stack := range bytes.SplitSeq(buf, []byte("\n\n")) {
-		if id, state := parseHeader(string(stack)); strings.HasPrefix(state, "sync.Mutex.Lock") {
+		if id, state := parseHeader(string(stack)); strings.HasPrefix(state, "sync.Mutex.Lock") && !ours(string(stack)) {
 			waiting[id] = true
 		}
 	}
 	return waiting
+}
+
+// ours reports whether the first function of a stack that is not of the mutex is
+// one of this package.
+func ours(stack string) bool {
+	for line := range strings.Lines(stack) {
+		switch {
+		case strings.HasPrefix(line, "goroutine "), strings.HasPrefix(line, "\t"),
+			strings.HasPrefix(line, "sync."), strings.HasPrefix(line, "internal/sync."):
+		default:
+			return strings.Contains(line, "/internal/scenario.")
+		}
+	}
+	return false
 }
 
 // parseHeader reads "goroutine 7 [sync.Mutex.Lock, 2 minutes]:".
