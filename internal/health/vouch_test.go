@@ -17,7 +17,7 @@ func TestRestartedWhileServing(t *testing.T) {
 		s := newStage(t)
 		e := s.serve(host)
 		old := s.ready()
-		e.set("/v1/models", list("n"))
+		e.set("/v1/models", slow(time.Second, list("n"))) // not before the state is looked at
 		s.checker.Restarted(old, "engine id")
 		s.reconcile()
 		w := s.worker(worker.Regular, host, 0)
@@ -28,7 +28,7 @@ func TestRestartedWhileServing(t *testing.T) {
 		if got := w.Models().Names(); !slices.Equal(got, []string{"m"}) {
 			t.Errorf("begins with models %v", got)
 		}
-		synctest.Wait()
+		s.sleep(2 * time.Second)
 		if got := w.Models().Names(); !slices.Equal(got, []string{"n"}) {
 			t.Errorf("goes on with models %v", got)
 		}
