@@ -86,9 +86,7 @@ func TestSoak(t *testing.T) {
 	// What a warm router needs shows in the first third; the last third must not
 	// need more.
 	third := span / 3
-	early := f.most(third)
-	time.Sleep(third)
-	late := f.most(third - time.Second)
+	early, late := f.watch(ctx, third, 2*third)
 	wg.Wait()
 	t.Logf("start %+v", start)
 	t.Logf("early %+v", early)
@@ -123,16 +121,32 @@ func TestSoak(t *testing.T) {
 	})
 }
 
-// most samples for a while and returns the largest figures.
-func (f *fleet) most(span time.Duration) (most sample) {
-	until := time.Now().Add(span)
-	for time.Now().Before(until) {
+// watch samples until ctx is done. It returns the largest figures up to a time
+// after the start, and from another one on.
+func (f *fleet) watch(ctx context.Context, upTo, from time.Duration) (early, late sample) {
+	begin := time.Now()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
 		s := f.sample()
-		most.goroutines, most.fds = max(most.goroutines, s.goroutines), max(most.fds, s.fds)
-		most.heap, most.series = max(most.heap, s.heap), max(most.series, s.series)
-		time.Sleep(500 * time.Millisecond)
+		switch at := time.Since(begin); {
+		case at <= upTo:
+			early.raise(s)
+		case at >= from:
+			late.raise(s)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return early, late
+		}
 	}
-	return most
+}
+
+// raise keeps the larger of each figure.
+func (most *sample) raise(s sample) {
+	most.goroutines, most.fds = max(most.goroutines, s.goroutines), max(most.fds, s.fds)
+	most.heap, most.series = max(most.heap, s.heap), max(most.series, s.series)
 }
 
 // ping announces workers that nobody is behind, each for a while, under a new

@@ -47,20 +47,7 @@ type call struct {
 }
 
 // wait waits for ch, or for what ends the exchange.
-func (c *call) wait(ch <-chan struct{}) error {
-	select {
-	case <-ch:
-		return nil
-	case <-c.r.Context().Done():
-		return errGone
-	case <-c.aborts:
-		return injection("abort")
-	case <-c.life.over:
-		return errDead
-	case <-c.e.done:
-		return errClosed
-	}
-}
+func (c *call) wait(ch <-chan struct{}) error { return await(c, ch) }
 
 func (c *call) sleep(d time.Duration) error {
 	if d <= 0 {
@@ -68,8 +55,12 @@ func (c *call) sleep(d time.Duration) error {
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()
+	return await(c, t.C)
+}
+
+func await[T any](c *call, ch <-chan T) error {
 	select {
-	case <-t.C:
+	case <-ch:
 		return nil
 	case <-c.r.Context().Done():
 		return errGone

@@ -91,7 +91,7 @@ func TestModelListAnswers(t *testing.T) {
 		{"forbidden", status(403), "ready", all, ""},
 		{"not found", status(404), "ready", all, ""},
 		{"method not allowed", status(405), "ready", all, ""},
-		{"not implemented", status(501), "ready", all, ""},
+		{"501", status(501), "ready", all, ""},
 		{"empty list", list(), "ready", "", ""},
 		{"redirect", http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP, "pending", all, "status 302"},
 		{"server error", status(500), "pending", all, "status 500"},

@@ -246,7 +246,7 @@ func TestControlPaths(t *testing.T) {
 		{"not found", status(404), false},
 		{"unauthorized", status(401), false},
 		{"method not allowed", status(405), false},
-		{"not implemented", status(501), false},
+		{"501", status(501), false},
 		{"a page", body("<html>"), false},
 		{"false", body(`{"is_paused":false}`), true},
 		{"another field", body(`{"paused":true}`), true},

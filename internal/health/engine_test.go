@@ -365,7 +365,7 @@ func TestNoMetrics(t *testing.T) {
 	}{
 		{"not found", status(404), 0},
 		{"unauthorized", status(401), 0},
-		{"not implemented", status(501), 0},
+		{"501", status(501), 0},
 		{"server error", status(500), 12},
 		{"of another server", body("# TYPE up gauge\nup 1\n"), 12},
 		{"nothing", body(""), 12},
