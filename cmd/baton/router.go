@@ -125,6 +125,7 @@ func newRouter(ctx context.Context, cfg config, log *slog.Logger) (*router, erro
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		admin.Collector{Pools: r.pools, Dispatcher: r.dispatcher},
 		admin.Policies{ByRole: r.policies, Pools: r.pools},
+		admin.VLLMRouter{Pools: r.pools, Policies: r.policies, Dispatcher: r.dispatcher, Breaker: r.breaker},
 	} {
 		if err := metrics.Register(c); err != nil {
 			return nil, err

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,8 +32,11 @@ type fleet struct {
 	reg     *registry.Registry
 	pools   map[worker.Role]*worker.Pool
 	checker *health.Checker
+	breaker *breaker.Breaker
 	mux     *http.ServeMux
 	metrics http.Handler
+	// vllmRouter are the metrics under vllm-router's names.
+	vllmRouter http.Handler
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -43,19 +47,30 @@ func newFleet(t *testing.T) *fleet {
 		Pools: f.pools, Health: f.checker,
 		NewCarrier: func(string) (exchange.Carrier, error) { return nil, errors.New("not in this test") },
 	})
+	f.breaker = breaker.New(breaker.Config{Failures: 2, Successes: 1, Timeout: time.Hour}, nil)
+	policies := map[worker.Role]policy.Policy{
+		worker.Regular: policy.LeastLoad{}, worker.Prefill: policy.RoundRobin{}, worker.Decode: policy.LeastLoad{},
+	}
 	for _, role := range worker.Roles() {
 		f.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: f.reg, Observers: []worker.Observer{f.checker, dispatcher}, Initial: worker.Pending,
+			Role: role, Lister: f.reg, Observers: []worker.Observer{f.checker, dispatcher, f.breaker}, Initial: worker.Pending,
 		})
 	}
-	breakers := breaker.New(breaker.Default(), nil)
-	(&admin.Admin{Pools: f.pools, Registry: f.reg, Health: f.checker, Breaker: breakers}).Mount(f.mux)
-	metrics := prometheus.NewPedanticRegistry()
-	if err := metrics.Register(admin.Collector{Pools: f.pools, Dispatcher: dispatcher}); err != nil {
+	(&admin.Admin{Pools: f.pools, Registry: f.reg, Health: f.checker, Breaker: f.breaker}).Mount(f.mux)
+	f.metrics = expose(t, admin.Collector{Pools: f.pools, Dispatcher: dispatcher})
+	f.vllmRouter = expose(t, admin.VLLMRouter{Pools: f.pools, Policies: policies, Dispatcher: dispatcher, Breaker: f.breaker})
+	return f
+}
+
+// expose returns what shows the collector's metrics. It refuses what breaks the
+// rules of metrics, such as one series twice.
+func expose(t *testing.T, c prometheus.Collector) http.Handler {
+	t.Helper()
+	reg := prometheus.NewPedanticRegistry()
+	if err := reg.Register(c); err != nil {
 		t.Fatal(err)
 	}
-	f.metrics = promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError})
-	return f
+	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError})
 }
 
 // add registers a worker, for one more source, and makes it ready.
@@ -345,10 +360,10 @@ func TestOneWorker(t *testing.T) {
 }`)
 }
 
-func (f *fleet) scrape() string {
+func (f *fleet) scrape(metrics http.Handler) string {
 	f.t.Helper()
 	w := httptest.NewRecorder()
-	f.metrics.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", http.NoBody))
+	metrics.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", http.NoBody))
 	if w.Code != 200 {
 		f.t.Fatalf("scrape answered %d %s", w.Code, w.Body)
 	}
@@ -404,6 +419,23 @@ baton_worker_held_tokens{role="prefill",worker="http://p:8000"} 150
 baton_worker_holds{role="decode",worker="http://d:8000@1"} 1
 baton_worker_holds{role="decode",worker="http://e:8000"} 0
 baton_worker_holds{role="prefill",worker="http://p:8000"} 0
+# HELP baton_worker_legs_total Legs of this lifetime of the worker by how they ended: ok; refused, 4xx; failed, 5xx or no answer; broken off after the first byte; cut_off from outside.
+# TYPE baton_worker_legs_total counter
+baton_worker_legs_total{outcome="broken",role="decode",worker="http://d:8000@1"} 0
+baton_worker_legs_total{outcome="broken",role="decode",worker="http://e:8000"} 0
+baton_worker_legs_total{outcome="broken",role="prefill",worker="http://p:8000"} 0
+baton_worker_legs_total{outcome="cut_off",role="decode",worker="http://d:8000@1"} 0
+baton_worker_legs_total{outcome="cut_off",role="decode",worker="http://e:8000"} 0
+baton_worker_legs_total{outcome="cut_off",role="prefill",worker="http://p:8000"} 0
+baton_worker_legs_total{outcome="failed",role="decode",worker="http://d:8000@1"} 0
+baton_worker_legs_total{outcome="failed",role="decode",worker="http://e:8000"} 0
+baton_worker_legs_total{outcome="failed",role="prefill",worker="http://p:8000"} 0
+baton_worker_legs_total{outcome="ok",role="decode",worker="http://d:8000@1"} 0
+baton_worker_legs_total{outcome="ok",role="decode",worker="http://e:8000"} 0
+baton_worker_legs_total{outcome="ok",role="prefill",worker="http://p:8000"} 0
+baton_worker_legs_total{outcome="refused",role="decode",worker="http://d:8000@1"} 0
+baton_worker_legs_total{outcome="refused",role="decode",worker="http://e:8000"} 0
+baton_worker_legs_total{outcome="refused",role="prefill",worker="http://p:8000"} 0
 # HELP baton_worker_load Leases on the worker now.
 # TYPE baton_worker_load gauge
 baton_worker_load{role="decode",worker="http://d:8000@1"} 0
@@ -426,7 +458,7 @@ baton_workers{role="decode",state="ready"} 1
 baton_workers{role="prefill",state="ready"} 1
 baton_workers{role="regular",state="ready"} 0
 `
-	if diff := cmp.Diff(want, f.scrape()); diff != "" {
+	if diff := cmp.Diff(want, f.scrape(f.metrics)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 
@@ -437,7 +469,7 @@ baton_workers{role="regular",state="ready"} 0
 	again := f.add("test", at(worker.Prefill, "http://q:8000"))
 	lease.Release()
 	hold.Drop()
-	got := f.scrape()
+	got := f.scrape(f.metrics)
 	for _, gone := range []string{"http://p:8000", "http://d:8000", "http://e:8000"} {
 		if strings.Contains(got, gone) {
 			t.Errorf("series of %s are left:\n%s", gone, got)

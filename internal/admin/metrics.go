@@ -48,6 +48,9 @@ var (
 		"Abandoned hand-offs of the prefill worker by reason.", []string{"worker", "reason"}, nil)
 	recomputedDesc = prometheus.NewDesc("baton_recomputed_prompts_total",
 		"Decode legs that computed the prompt because prefill handed nothing over (--pd-allow-recompute).", nil, nil)
+	legsDesc = prometheus.NewDesc("baton_worker_legs_total",
+		"Legs of this lifetime of the worker by how they ended: ok; refused, 4xx; failed, 5xx or no answer; broken off after the first byte; cut_off from outside.",
+		[]string{"role", "worker", "outcome"}, nil)
 	retriesDesc = prometheus.NewDesc("baton_retries_total",
 		"Legs tried again on another worker, by role.", []string{"role"}, nil)
 )
@@ -56,7 +59,7 @@ var (
 func (c Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		loadDesc, holdsDesc, pickedDesc, waitingDesc, heldDesc, generationDesc, workersDesc, handoffsDesc, abandonedDesc, recomputedDesc, retriesDesc,
-		foreignDesc, kvUsageDesc, engineAgeDesc,
+		legsDesc, foreignDesc, kvUsageDesc, engineAgeDesc,
 	} {
 		ch <- d
 	}
@@ -79,6 +82,9 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(loadDesc, float64(w.Load()), r, label)
 			gauge(holdsDesc, float64(w.Holds()), r, label)
 			counter(pickedDesc, w.Picked(), r, label)
+			for end, n := range c.Dispatcher.Legs(w) {
+				counter(legsDesc, n, r, label, dispatch.LegEnd(end).String())
+			}
 			gauge(waitingDesc, float64(work.Waiting), r, label)
 			gauge(heldDesc, float64(work.Held), r, label)
 			gauge(generationDesc, float64(w.ID().Generation), r, label)

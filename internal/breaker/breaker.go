@@ -63,6 +63,19 @@ type machine struct {
 	state State
 	count int // failures in a row when closed, good trials in a row when half-open
 	timer *time.Timer
+	stats Stats
+}
+
+// Stats are the figures of one worker's lifetime.
+type Stats struct {
+	Good, Bad uint64       // results
+	Moves     [3][3]uint64 // changes of state, by the state before and after
+}
+
+// move changes the state. Called with mu held.
+func (m *machine) move(to State) {
+	m.stats.Moves[m.state][to]++
+	m.state, m.count = to, 0
 }
 
 var _ worker.Observer = (*Breaker)(nil)
@@ -100,6 +113,16 @@ func (b *Breaker) State(w *worker.Worker) State {
 		return m.state
 	}
 	return Closed
+}
+
+// Stats returns a worker's figures, zero once it has left.
+func (b *Breaker) Stats(w *worker.Worker) Stats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.machines[w]; m != nil {
+		return m.stats
+	}
+	return Stats{}
 }
 
 // Begin says that a leg to the worker is about to be sent. In half-open it is
@@ -148,6 +171,13 @@ func (b *Breaker) end(w *worker.Worker, m *machine, r Result) {
 	if m.state == HalfOpen {
 		defer w.Unblock(worker.Trial)
 	}
+	switch r {
+	case Good:
+		m.stats.Good++
+	case Bad:
+		m.stats.Bad++
+	case Unknown:
+	}
 	switch {
 	case r == Unknown:
 	case m.state == Closed && r == Bad:
@@ -160,7 +190,7 @@ func (b *Breaker) end(w *worker.Worker, m *machine, r Result) {
 		b.open(w, m)
 	case m.state == HalfOpen:
 		if m.count++; m.count >= b.cfg.Successes {
-			m.state, m.count = Closed, 0
+			m.move(Closed)
 		}
 	}
 	// Open: a leg that was sent before the ejection says nothing about after it.
@@ -168,13 +198,13 @@ func (b *Breaker) end(w *worker.Worker, m *machine, r Result) {
 
 // open ejects the worker until the timeout. Called with mu held.
 func (b *Breaker) open(w *worker.Worker, m *machine) {
-	m.state, m.count = Open, 0
+	m.move(Open)
 	w.Block(worker.Ejected)
 	m.timer = time.AfterFunc(b.cfg.Timeout, func() {
 		b.mu.Lock()
 		half := m.state == Open && b.machines[w] == m
 		if half {
-			m.state = HalfOpen
+			m.move(HalfOpen)
 			w.Unblock(worker.Ejected)
 		}
 		b.mu.Unlock()

@@ -29,8 +29,8 @@ func (r *run) concurrent(p *pair) error {
 		return err
 	}
 	c := &both{r: r, p: p, prefillDone: make(chan prefillResult, 1), decoded: make(chan decodeEvent, 2)}
-	c.prefill = r.newLeg(p.prefill, p.prefillReason)
-	c.decode = r.newLeg(p.decode, p.decodeReason)
+	c.prefill = r.newLeg(p.prefill, p.prefillWhy)
+	c.decode = r.newLeg(p.decode, p.decodeWhy)
 	// Both heads are made before either goroutine runs: the run is not theirs.
 	prefillHead, decodeHead := r.head(prefillLeg.Fields), r.head(decodeLeg.Fields)
 	c.prefill.obey(p.spec.Cancel)

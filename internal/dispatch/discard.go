@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -53,14 +54,14 @@ func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
 	if err := r.void(p, &h); err != nil {
 		return
 	}
-	lease, reason := r.decodeForDiscard(p, except)
+	lease := r.decodeForDiscard(p, except)
 	if lease == nil {
 		r.abandon(p, h, noDecode)
 		return
 	}
 	p.Decode, p.ID = lease.Worker(), r.legID()
 	leg, read, err := p.dialect.Discard(&p.Pair, h.Handoff)
-	l := r.newDetachedLeg(lease, reason)
+	l := r.newDetachedLeg(lease, policy.Why{Reason: "discard"})
 	if err != nil {
 		l.close()
 		r.abandon(p, h, discardFailed)
@@ -85,13 +86,12 @@ func (r *run) discardElsewhere(p *pair, h handoff, except []*worker.Worker) {
 
 // decodeForDiscard leases the decode worker that takes a hand-off to throw it
 // away: the one held, or any that is ready.
-func (r *run) decodeForDiscard(p *pair, except []*worker.Worker) (*worker.Lease, string) {
-	const reason = "discard"
+func (r *run) decodeForDiscard(p *pair, except []*worker.Worker) *worker.Lease {
 	if p.hold != nil {
 		if lease, err := p.hold.Start(); err == nil {
-			return lease, reason
+			return lease
 		}
-		return nil, ""
+		return nil
 	}
 	want := r.want()
 	want.Pair, want.Except = p.Prefill, except
@@ -99,7 +99,7 @@ func (r *run) decodeForDiscard(p *pair, except []*worker.Worker) (*worker.Lease,
 		Pool: r.d.deps.Pools[worker.Decode], Take: worker.Acquire, Want: want, Chooser: r.choice(worker.Decode),
 	})
 	if err != nil {
-		return nil, ""
+		return nil
 	}
-	return grants[0].Lease, reason
+	return grants[0].Lease
 }

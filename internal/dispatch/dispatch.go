@@ -130,9 +130,10 @@ type Call struct {
 type Leg struct {
 	Worker    worker.ID
 	Attempt   int
-	Reason    string // why the policy chose the worker
-	Status    int    // 0 if no answer came
-	FirstByte time.Duration
+	Why       policy.Why
+	Status    int           // 0 if no answer came
+	Start     time.Duration // from Do to the leg's beginning
+	FirstByte time.Duration // from its beginning to the first byte of the answer's body
 	Duration  time.Duration // 0 while it runs
 	Err       error
 }
@@ -143,6 +144,8 @@ type Outcome struct {
 	Started    bool   // the answer's head was sent: Err can no longer be told by a status
 	ClientGone bool
 	FirstByte  time.Duration // from Do to the first byte sent to the client
+	Paired     bool          // prefill and decode shared the work
+	Retries    int           // legs tried again on another worker
 	Legs       []Leg
 }
 
@@ -169,6 +172,7 @@ type run struct {
 	undo     func()         // takes back the affinity of the plain leg picked last, may be nil
 
 	attempts  int  // legs tried in either role, for ids
+	retries   int  // how many of them on another worker, after a failure
 	paired    bool // prefill and decode share the work
 	started   bool
 	firstByte time.Duration
@@ -178,7 +182,7 @@ type run struct {
 }
 
 func (r *run) outcome(err error) Outcome {
-	out := Outcome{Started: r.started, FirstByte: r.firstByte}
+	out := Outcome{Started: r.started, FirstByte: r.firstByte, Paired: r.paired, Retries: r.retries}
 	if err != nil {
 		out.Err = r.classify(err)
 		out.ClientGone = r.gone(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/baton-llm/baton/internal/breaker"
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/pd"
+	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -39,19 +40,20 @@ type leg struct {
 // newLeg makes the leg of a lease that was granted, tied to the client: it ends
 // when the client leaves. From here on the lease is released by close and by
 // nothing else.
-func (r *run) newLeg(lease *worker.Lease, reason string) *leg {
-	l := r.newDetachedLeg(lease, reason)
+func (r *run) newLeg(lease *worker.Lease, why policy.Why) *leg {
+	l := r.newDetachedLeg(lease, why)
 	l.tied = true
 	l.stop = context.AfterFunc(r.ctx, func() { l.cancel(errClientGone) })
 	return l
 }
 
 // newDetachedLeg makes a leg that the client's departure does not end.
-func (r *run) newDetachedLeg(lease *worker.Lease, reason string) *leg {
+func (r *run) newDetachedLeg(lease *worker.Lease, why policy.Why) *leg {
 	r.attempts++
+	now := time.Now()
 	l := &leg{
-		r: r, lease: lease, start: time.Now(),
-		record: &Leg{Worker: lease.Worker().ID(), Attempt: r.attempts, Reason: reason},
+		r: r, lease: lease, start: now,
+		record: &Leg{Worker: lease.Worker().ID(), Attempt: r.attempts, Why: why, Start: now.Sub(r.start)},
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(r.ctx))
 	l.stop = func() bool { return true }
@@ -207,25 +209,64 @@ func (l *leg) shut() {
 		_ = l.answer.Body.Close() // the exchange is over either way
 	}
 	l.cancel(nil)
+	end, w := l.howItEnded(cause), l.lease.Worker()
 	if b := l.r.d.deps.Breaker; b != nil {
-		b.End(l.lease.Worker(), l.result(cause))
+		b.End(w, end.result())
 	}
+	l.r.d.countLeg(w, end)
 	l.lease.Release()
 	l.r.mu.Lock()
 	l.record.Duration = time.Since(l.start)
 	l.r.mu.Unlock()
 }
 
-// result is what the leg says of its worker. A leg that was cut off from outside
-// says nothing.
-func (l *leg) result(cause error) breaker.Result {
+// LegEnd is how a leg ended.
+type LegEnd uint8
+
+// The ends of legs.
+const (
+	LegOK      LegEnd = iota // answered to the end, with a status below 400
+	LegRefused               // answered with 4xx: the client's own error
+	LegFailed                // 5xx, or no answer
+	LegBroken                // broke off after the first byte of the answer's body
+	LegCutOff                // ended from outside: the client left, the other leg failed, or its head was all that was wanted
+	NumLegEnds
+)
+
+// String returns the word of the end in metrics.
+func (e LegEnd) String() string {
+	return [...]string{"ok", "refused", "failed", "broken", "cut_off"}[e]
+}
+
+// howItEnded returns how the leg ended. cause is what cancelled it, if anything
+// did before it was shut.
+func (l *leg) howItEnded(cause error) LegEnd {
 	switch {
 	case errors.Is(cause, errClientGone), errors.Is(cause, errOtherLeg):
-		return breaker.Unknown
+		return LegCutOff
+	case l.broke && l.read:
+		return LegBroken
 	case l.broke, l.answer != nil && l.answer.Status >= 500:
-		return breaker.Bad
+		return LegFailed
 	case l.answer == nil:
+		return LegCutOff
+	case l.answer.Status >= 400:
+		return LegRefused
+	case !l.ended:
+		return LegCutOff
+	default:
+		return LegOK
+	}
+}
+
+// result is what the end says of the worker. A leg that was cut off from outside
+// says nothing.
+func (e LegEnd) result() breaker.Result {
+	switch e {
+	case LegCutOff:
 		return breaker.Unknown
+	case LegFailed, LegBroken:
+		return breaker.Bad
 	default:
 		return breaker.Good
 	}

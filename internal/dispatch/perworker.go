@@ -15,6 +15,7 @@ type perWorker struct {
 	carrier  exchange.Carrier
 	err      error // why there is no carrier
 	handoffs handoffCounts
+	legs     [NumLegEnds]atomic.Uint64
 	engine   atomic.Pointer[string] // id of the process, from its first hand-off
 }
 
@@ -127,6 +128,30 @@ func (d *Dispatcher) Abandoned(w *worker.Worker) map[string]uint64 {
 		}
 	}
 	return found
+}
+
+// countLeg counts how a leg of the worker ended, unless the worker has left.
+func (d *Dispatcher) countLeg(w *worker.Worker, end LegEnd) {
+	if v, ok := d.workers.Load(w); ok {
+		v.(*perWorker).legs[end].Add(1)
+	}
+}
+
+// Legs returns how many legs of the worker ended in each way, zero once it has
+// left.
+func (d *Dispatcher) Legs(w *worker.Worker) (n [NumLegEnds]uint64) {
+	if v, ok := d.workers.Load(w); ok {
+		for end := range v.(*perWorker).legs {
+			n[end] = v.(*perWorker).legs[end].Load()
+		}
+	}
+	return n
+}
+
+// countRetry counts a leg of the role that is tried again elsewhere.
+func (r *run) countRetry(role worker.Role) {
+	r.retries++
+	r.d.counts.retries[role].Add(1)
 }
 
 // Retries returns how many legs of the role were tried again elsewhere.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/pd"
+	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -17,7 +18,7 @@ func (r *run) plain(roles ...worker.Role) error {
 	var except []*worker.Worker
 	var failed error
 	for try := 1; ; try++ {
-		lease, reason, err := r.pickPlain(roles, except)
+		lease, why, err := r.pickPlain(roles, except)
 		if err != nil {
 			if failed != nil {
 				return failed
@@ -25,7 +26,7 @@ func (r *run) plain(roles ...worker.Role) error {
 			return err
 		}
 		w := lease.Worker()
-		err = r.plainLeg(lease, reason)
+		err = r.plainLeg(lease, why)
 		if !exchange.Unsent(err) {
 			return err
 		}
@@ -33,12 +34,12 @@ func (r *run) plain(roles ...worker.Role) error {
 		if try == maxTries || r.ctx.Err() != nil {
 			return err
 		}
-		r.d.counts.retries[w.ID().Role].Add(1)
+		r.countRetry(w.ID().Role)
 		failed, except = err, append(except, w)
 	}
 }
 
-func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.Lease, string, error) {
+func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.Lease, policy.Why, error) {
 	want := r.want()
 	want.Except = except
 	var last error
@@ -46,8 +47,9 @@ func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.L
 		choice := r.choice(role)
 		grants, err := worker.Pick(worker.Need{Pool: r.d.deps.Pools[role], Take: worker.Acquire, Want: want, Chooser: choice})
 		if err == nil {
-			r.undo = choice.Keep(grants[0].Worker())
-			return grants[0].Lease, choice.Reason(), nil
+			w := grants[0].Worker()
+			r.undo = choice.Keep(w)
+			return grants[0].Lease, choice.Why(w), nil
 		}
 		if last == nil || r.registered(role) {
 			last = err
@@ -55,15 +57,15 @@ func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.L
 	}
 	if len(roles) > 1 {
 		none, _ := errors.AsType[*worker.NoneError](last)
-		return nil, "", r.noneError(none)
+		return nil, policy.Why{}, r.noneError(none)
 	}
-	return nil, "", last
+	return nil, policy.Why{}, last
 }
 
-func (r *run) plainLeg(lease *worker.Lease, reason string) error {
+func (r *run) plainLeg(lease *worker.Lease, why policy.Why) error {
 	w := lease.Worker()
 	fields := pd.LegFields(r.legID(), w)
-	l := r.newLeg(lease, reason)
+	l := r.newLeg(lease, why)
 	defer l.close()
 	if err := l.send(r.head(fields), r.call.Request.Body); err != nil {
 		return r.legError(w.ID().Role, err)

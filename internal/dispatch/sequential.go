@@ -12,6 +12,7 @@ import (
 
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/pd"
+	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -23,13 +24,13 @@ type pair struct {
 	dialect pd.Dialect
 	spec    pd.Spec
 
-	prefill       *worker.Lease
-	prefillReason string
-	decode        *worker.Lease // with a concurrent dialect
-	hold          *worker.Hold  // if the decode worker was chosen first
-	decodeReason  string
-	undo          func() // takes back the affinity recorded for the prefill, may be nil
-	undoDecode    func() // the same for decode
+	prefill    *worker.Lease
+	prefillWhy policy.Why
+	decode     *worker.Lease // with a concurrent dialect
+	hold       *worker.Hold  // if the decode worker was chosen first
+	decodeWhy  policy.Why
+	undo       func() // takes back the affinity recorded for the prefill, may be nil
+	undoDecode func() // the same for decode
 }
 
 // again is the failure of a pair that may be tried anew with other workers. It
@@ -74,11 +75,11 @@ func (r *run) pairs() error {
 		failed = retry.err
 		if w := retry.exceptPrefill; w != nil {
 			exceptPrefill = append(exceptPrefill, w)
-			r.d.counts.retries[worker.Prefill].Add(1)
+			r.countRetry(worker.Prefill)
 		}
 		if w := retry.exceptDecode; w != nil {
 			exceptDecode = append(exceptDecode, w)
-			r.d.counts.retries[worker.Decode].Add(1)
+			r.countRetry(worker.Decode)
 		}
 	}
 }
@@ -140,14 +141,15 @@ func (r *run) pickPairAs(take worker.Take, dialects uint64, exceptPrefill, excep
 	}
 	p := &pair{
 		Pair:    pd.Pair{Request: r.call.Request, ID: r.legID(), Mint: mint(), Prefill: grants[0].Worker(), Decode: grants[1].Worker()},
-		prefill: grants[0].Lease, prefillReason: pc.Reason(),
-		decode: grants[1].Lease, hold: grants[1].Hold, decodeReason: dc.Reason(),
+		prefill: grants[0].Lease, prefillWhy: pc.Why(grants[0].Worker()),
+		decode: grants[1].Lease, hold: grants[1].Hold,
 	}
 	p.dialect = r.d.deps.Dialects.Of(p.Prefill)
 	p.spec = p.dialect.Spec()
 	r.paired = true
 	p.undo = pc.Keep(p.Prefill)
 	if p.Decode != nil {
+		p.decodeWhy = dc.Why(p.Decode)
 		p.undoDecode = dc.Keep(p.Decode)
 	}
 	return p, nil
@@ -246,7 +248,7 @@ func (r *run) replaced(prefill *worker.Worker) bool {
 // prefillLeg runs the prefill leg. done means that the client has its answer.
 func (r *run) prefillLeg(p *pair) (h handoff, done bool, err error) {
 	leg, err := p.dialect.Prefill(&p.Pair)
-	l := r.newLeg(p.prefill, p.prefillReason)
+	l := r.newLeg(p.prefill, p.prefillWhy)
 	defer l.close()
 	l.obey(p.spec.Cancel)
 	if err != nil {
@@ -344,7 +346,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 		if err := r.void(p, &h); err != nil {
 			return err
 		}
-		lease, reason, err := r.pickDecode(p, except)
+		lease, why, err := r.pickDecode(p, except)
 		if err != nil {
 			if r.ctx.Err() != nil {
 				r.discard(p, h)
@@ -361,7 +363,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 			lease.Release()
 			return err
 		}
-		err = r.decodeLeg(p, h, lease, reason, try < maxTries)
+		err = r.decodeLeg(p, h, lease, why, try < maxTries)
 		retry, ok := errors.AsType[*again](err)
 		if !ok {
 			return err
@@ -377,7 +379,7 @@ func (r *run) decodeLegs(p *pair, h handoff) error {
 			r.discardElsewhere(p, h, except)
 			return failed
 		}
-		r.d.counts.retries[worker.Decode].Add(1)
+		r.countRetry(worker.Decode)
 		p.ID = r.legID()
 	}
 }
@@ -409,9 +411,9 @@ const admissionDoubt = time.Second
 
 // decodeLeg sends the decode leg and relays its answer. An *again error means
 // that the worker did not admit it.
-func (r *run) decodeLeg(p *pair, h handoff, lease *worker.Lease, reason string, more bool) error {
+func (r *run) decodeLeg(p *pair, h handoff, lease *worker.Lease, why policy.Why, more bool) error {
 	leg, err := p.dialect.Decode(&p.Pair, h.Handoff)
-	l := r.newLeg(lease, reason)
+	l := r.newLeg(lease, why)
 	defer l.close()
 	l.obey(p.spec.Cancel)
 	if err != nil {
@@ -455,16 +457,16 @@ func (r *run) otherDecode(p *pair) bool {
 
 // pickDecode leases the decode worker: the one held, or else the best one now,
 // for which it waits a little if there is none.
-func (r *run) pickDecode(p *pair, except []*worker.Worker) (*worker.Lease, string, error) {
+func (r *run) pickDecode(p *pair, except []*worker.Worker) (*worker.Lease, policy.Why, error) {
 	if p.hold != nil {
 		lease, err := p.hold.Start()
 		if err != nil {
-			return nil, "", &again{exceptDecode: p.Decode, err: &Error{
+			return nil, policy.Why{}, &again{exceptDecode: p.Decode, err: &Error{
 				Status: http.StatusServiceUnavailable, Code: "no_decode", RetryAfter: "1", Err: err,
 				Message: "the decode worker left while prefill ran",
 			}}
 		}
-		return lease, p.decodeReason, nil
+		return lease, p.decodeWhy, nil
 	}
 	want := r.want()
 	want.Pair, want.Except = p.Prefill, except
@@ -474,16 +476,17 @@ func (r *run) pickDecode(p *pair, except []*worker.Worker) (*worker.Lease, strin
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		grants, err := worker.Pick(need)
 		if err == nil {
-			p.undoDecode = choice.Keep(grants[0].Worker())
-			return grants[0].Lease, choice.Reason(), nil
+			w := grants[0].Worker()
+			p.undoDecode = choice.Keep(w)
+			return grants[0].Lease, choice.Why(w), nil
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
 			none, _ := errors.AsType[*worker.NoneError](err)
-			return nil, "", r.noneError(none)
+			return nil, policy.Why{}, r.noneError(none)
 		}
 		if !sleep(r.ctx, min(pause, left)) {
-			return nil, "", errClientGone
+			return nil, policy.Why{}, errClientGone
 		}
 	}
 }

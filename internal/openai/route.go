@@ -1,7 +1,9 @@
 package openai
 
 import (
+	"maps"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -73,6 +75,9 @@ var (
 	allowedRoute = &Route{Name: "allowed", Class: Auxiliary}
 )
 
+// Generates reports whether the workers generate tokens for the route.
+func (r *Route) Generates() bool { return r.Class == Pairable || r.Class == Whole }
+
 type routeTable struct {
 	exact    map[string]*Route
 	prefixes []*Route
@@ -124,6 +129,16 @@ func FindRoute(escaped string, allowed []string) *Route {
 		return otherRoute
 	}
 	return nil
+}
+
+// RoutePaths returns the paths that are listed, those of prefixes ending in a
+// slash, for tests.
+func RoutePaths() []string {
+	paths := slices.Sorted(maps.Keys(routes.exact))
+	for _, r := range routes.prefixes {
+		paths = append(paths, r.Path)
+	}
+	return paths
 }
 
 // RouteNames returns every name a Route can have, for tests that bound labels.

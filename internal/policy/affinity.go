@@ -234,7 +234,13 @@ type indexed struct {
 	reason string
 }
 
-func (ch *indexed) Reason() string { return ch.reason }
+func (ch *indexed) Why(w *worker.Worker) Why {
+	why := Why{Reason: ch.reason}
+	if ch.l != nil {
+		why.Matched, why.Key = ch.l.bytes(w), ch.l.size
+	}
+	return why
+}
 
 func (ch *indexed) Keep(w *worker.Worker) func() { return ch.l.keep(w) }
 

@@ -90,8 +90,8 @@ func TestCacheAwareRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := grants[0].Worker(); got != r.worker(c.want) || choice.Reason() != c.reason {
-				t.Errorf("chose %s (%s), want %s (%s)", got.Label(), choice.Reason(), c.want, c.reason)
+			if got := grants[0].Worker(); got != r.worker(c.want) || choice.Why(got).Reason != c.reason {
+				t.Errorf("chose %s (%s), want %s (%s)", got.Label(), choice.Why(got).Reason, c.want, c.reason)
 			}
 		})
 	}

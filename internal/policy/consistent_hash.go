@@ -176,7 +176,7 @@ type consistentHashChoice struct {
 	reason string
 }
 
-func (ch *consistentHashChoice) Reason() string { return ch.reason }
+func (ch *consistentHashChoice) Why(*worker.Worker) Why { return Why{Reason: ch.reason} }
 
 func (ch *consistentHashChoice) Choose(c *worker.Candidates) *worker.Worker {
 	total, n := int64(1), int64(c.Len())

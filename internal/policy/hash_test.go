@@ -217,8 +217,8 @@ func TestHashNewcomer(t *testing.T) {
 			Pool: r.pool, Take: worker.Acquire, Chooser: choice,
 			Want: worker.Want{Except: []*worker.Worker{r.worker("a")}},
 		})
-		if err != nil || grants[0].Worker() != r.worker("b") || choice.Reason() != "load" {
-			t.Errorf("%s: %v, %v, %s", name, grants, err, choice.Reason())
+		if err != nil || grants[0].Worker() != r.worker("b") || choice.Why(grants[0].Worker()).Reason != "load" {
+			t.Errorf("%s: %v, %v, %s", name, grants, err, choice.Why(grants[0].Worker()).Reason)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func (LeastLoad) Prepare(r *Request, _ *worker.Snapshot) Choice {
 
 type leastLoadChoice struct{ plain }
 
-func (leastLoadChoice) Reason() string { return "load" }
+func (leastLoadChoice) Why(*worker.Worker) Why { return Why{Reason: "load"} }
 
 func (leastLoadChoice) Choose(c *worker.Candidates) *worker.Worker {
 	best := c.At(0)

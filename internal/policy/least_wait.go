@@ -177,7 +177,7 @@ func (ch *leastWaitChoice) Keep(w *worker.Worker) func() {
 
 type leastHeldChoice struct{ plain }
 
-func (leastHeldChoice) Reason() string { return "held" }
+func (leastHeldChoice) Why(*worker.Worker) Why { return Why{Reason: "held"} }
 
 func (ch leastHeldChoice) Choose(c *worker.Candidates) *worker.Worker {
 	var best preference

@@ -51,7 +51,7 @@ func TestNeeds(t *testing.T) {
 						w := grants[0].Worker()
 						defer grants[0].Lease.Release()
 						chosen[w] = true
-						if choice.Reason() == "" {
+						if choice.Why(w).Reason == "" {
 							t.Error("no reason")
 						}
 						if undo := choice.Keep(w); undo != nil && request.Source != full {
@@ -204,9 +204,9 @@ func TestSlotGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := grants[0].Worker()
-		if w == old || w.Slot() != old.Slot() || w.Work().Waiting != 1000 || choice.Reason() == "prefix" {
+		if w == old || w.Slot() != old.Slot() || w.Work().Waiting != 1000 || choice.Why(w).Reason == "prefix" {
 			t.Errorf("%s: %v in slot %d is said to have cached all but %d of 1000 tokens (%s)",
-				p.Name(), w.ID(), w.Slot(), w.Work().Waiting, choice.Reason())
+				p.Name(), w.ID(), w.Slot(), w.Work().Waiting, choice.Why(w).Reason)
 		}
 	}
 }

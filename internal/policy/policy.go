@@ -31,9 +31,16 @@ type Choice interface {
 	// and before anything is sent. The undo it returns takes back only what this
 	// call made; it may be nil. It must be called before Request.Done, if at all.
 	Keep(w *worker.Worker) (undo func())
-	// Reason says in a word why the worker was chosen, for logs and metrics. It
-	// is valid after Choose.
-	Reason() string
+	// Why says why Choose returned the worker, for logs and metrics.
+	Why(w *worker.Worker) Why
+}
+
+// Why says why a worker was chosen.
+type Why struct {
+	Reason string // a word, one of a fixed set
+	// Matched is how much of the routing key the worker had been sent before, and
+	// Key how long the key is, in bytes. Both are 0 if no key was looked up.
+	Matched, Key int64
 }
 
 // makers lists the policies by name.

@@ -169,8 +169,8 @@ func TestChoices(t *testing.T) {
 		if a.Work() != work {
 			t.Errorf("%s adds %+v, want %+v", name, a.Work(), work)
 		}
-		if choice.Reason() != reason || choice.Keep(a) != nil {
-			t.Errorf("%s gives the reason %q, or has affinity to undo", name, choice.Reason())
+		if choice.Why(a).Reason != reason || choice.Keep(a) != nil {
+			t.Errorf("%s gives the reason %q, or has affinity to undo", name, choice.Why(a).Reason)
 		}
 	}
 }

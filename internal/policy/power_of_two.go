@@ -38,7 +38,7 @@ type powerOfTwoChoice struct {
 	drawn uint64
 }
 
-func (powerOfTwoChoice) Reason() string { return "load" }
+func (powerOfTwoChoice) Why(*worker.Worker) Why { return Why{Reason: "load"} }
 
 func (ch powerOfTwoChoice) Choose(c *worker.Candidates) *worker.Worker {
 	n := uint64(c.Len())

@@ -33,7 +33,7 @@ type randomChoice struct {
 	drawn uint64
 }
 
-func (randomChoice) Reason() string { return "random" }
+func (randomChoice) Why(*worker.Worker) Why { return Why{Reason: "random"} }
 
 func (ch randomChoice) Choose(c *worker.Candidates) *worker.Worker {
 	return c.At(int(ch.drawn % uint64(c.Len())))

@@ -45,7 +45,7 @@ type rendezvousChoice struct {
 	reason string
 }
 
-func (ch *rendezvousChoice) Reason() string { return ch.reason }
+func (ch *rendezvousChoice) Why(*worker.Worker) Why { return Why{Reason: ch.reason} }
 
 func (ch *rendezvousChoice) Choose(c *worker.Candidates) *worker.Worker {
 	var best score

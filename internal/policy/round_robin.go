@@ -19,7 +19,7 @@ func (RoundRobin) Prepare(r *Request, _ *worker.Snapshot) Choice {
 
 type roundRobinChoice struct{ plain }
 
-func (roundRobinChoice) Reason() string { return "turn" }
+func (roundRobinChoice) Why(*worker.Worker) Why { return Why{Reason: "turn"} }
 
 func (roundRobinChoice) Choose(c *worker.Candidates) *worker.Worker {
 	best := c.At(0)

@@ -276,7 +276,8 @@ func (s *stage) pick(words []string, opts map[string]string) (*pick, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.lease, p.reason = grants[0].Lease, choice.Reason()
+	p.lease = grants[0].Lease
+	p.reason = choice.Why(p.lease.Worker()).Reason
 	if !slices.Contains(words, "lost") {
 		p.undo = choice.Keep(p.lease.Worker())
 	}

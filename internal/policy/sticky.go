@@ -96,7 +96,7 @@ type stickyChoice struct {
 	reason string
 }
 
-func (ch *stickyChoice) Reason() string { return ch.reason }
+func (ch *stickyChoice) Why(*worker.Worker) Why { return Why{Reason: ch.reason} }
 
 func (ch *stickyChoice) Choose(c *worker.Candidates) *worker.Worker {
 	ch.moved, ch.uses = nil, ch.s.uses.Add(1)

@@ -31,3 +31,24 @@ func TestMetricsPage(t *testing.T) {
 		t.Errorf("metrics, -source +docs/metrics.md:\n%s", diff)
 	}
 }
+
+// TestVLLMRouterMetricsTable compares the names that are served with those in
+// the table of docs/migrating.md.
+func TestVLLMRouterMetricsTable(t *testing.T) {
+	t.Parallel()
+	made := regexp.MustCompile(`(?:vllmRouterDesc|counter|histogram)\("([a-z_]+)"`)
+	var source, page []string
+	for _, file := range []string{"internal/admin/vllmrouter.go", "internal/server/vllmrouter.go"} {
+		for _, m := range made.FindAllStringSubmatch(read(t, file), -1) {
+			source = append(source, "vllm_router_"+m[1])
+		}
+	}
+	for _, m := range regexp.MustCompile("`(vllm_router_[a-z_]+)`").FindAllStringSubmatch(read(t, "docs/migrating.md"), -1) {
+		page = append(page, m[1])
+	}
+	slices.Sort(source)
+	slices.Sort(page)
+	if diff := cmp.Diff(source, page); diff != "" {
+		t.Errorf("metrics, -source +docs/migrating.md:\n%s", diff)
+	}
+}

@@ -138,9 +138,12 @@ func legValue(leg dispatch.Leg) slog.Value {
 	attrs := []slog.Attr{
 		slog.String("worker", leg.Worker.String()),
 		slog.Int("attempt", leg.Attempt),
-		slog.String("reason", leg.Reason),
+		slog.String("reason", leg.Why.Reason),
 		slog.Int("status", leg.Status),
 		slog.Duration("duration", leg.Duration),
+	}
+	if leg.Why.Key > 0 {
+		attrs = append(attrs, slog.Int64("key_bytes", leg.Why.Key), slog.Int64("matched_bytes", leg.Why.Matched))
 	}
 	if leg.FirstByte > 0 {
 		attrs = append(attrs, slog.Duration("first_byte", leg.FirstByte))

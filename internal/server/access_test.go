@@ -20,7 +20,6 @@ import (
 
 	"github.com/baton-llm/baton/internal/enginesim"
 	"github.com/baton-llm/baton/internal/exchange"
-	"github.com/baton-llm/baton/internal/openai"
 	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/server"
 	"github.com/baton-llm/baton/internal/worker"
@@ -262,57 +261,6 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Case 6.1: the labels of metrics are ours, whatever clients send.
-func TestMetricsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := start(t, options{server: func(c *server.Config) { c.AllowPaths = []string{"/my/"} }})
-		for i := range 200 {
-			f.do(f.request("POST", fmt.Sprintf("/scan/%d.php", i), "{}"))
-			f.do(f.request(fmt.Sprintf("M%d", i), fmt.Sprintf("/v1/%d", i), "{}"))
-			f.do(f.request("GET", fmt.Sprintf("/my/%d", i), ""))
-			f.do(f.request("GET", fmt.Sprintf("/v1/responses/%d", i), ""))
-			f.do(f.request("POST", "/v1/completions", fmt.Sprintf(`{"model":"x%d","prompt":"p"}`, i)))
-		}
-		series := 0
-		allowed := append(openai.RouteNames(), "unserved")
-		for line := range strings.Lines(f.scrape()) {
-			if strings.HasPrefix(line, "#") {
-				continue
-			}
-			series++
-			if _, rest, ok := strings.Cut(line, `route="`); ok {
-				route, _, _ := strings.Cut(rest, `"`)
-				if !slices.Contains(allowed, route) {
-					t.Errorf("route %q", route)
-				}
-			}
-		}
-		if series > 200 {
-			t.Errorf("%d series", series)
-		}
-		if got := f.counted("unserved", 404); got != "200" {
-			t.Errorf("counted %s", got)
-		}
-		if want := `baton_picks_total{reason="load",role="regular"} `; !strings.Contains(f.scrape(), want) {
-			t.Errorf("no %s in %s", want, f.scrape())
-		}
-	})
-}
-
-// A status that is none makes no label.
-func TestMetricsOfOddStatus(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := start(t, options{})
-		f.engines[0].Fault(enginesim.Fault{Action: "raw", Body: "HTTP/1.1 799 Odd\r\nContent-Length: 0\r\n\r\n"})
-		if a := f.post("/v1/completions", comp); a.status != 799 {
-			t.Errorf("%+v", a)
-		}
-		if !strings.Contains(f.scrape(), `baton_requests_total{route="completions",status="other"} 1`) {
-			t.Error(f.scrape())
-		}
-	})
 }
 
 // Case 6.16: a stream that breaks is no success, although its head said so, and
