@@ -43,7 +43,7 @@ type prefill struct {
 func (p prefill) hasPort() bool { return p.port != "" && !strings.EqualFold(p.port, "none") }
 
 // cutPrefill takes --prefill URL [PORT|none] out of the arguments, as vllm-router
-// does before it parses the rest.
+// does before it parses the rest. Further URLs may follow, as after --decode.
 func cutPrefill(args []string) (rest []string, prefills []prefill, err error) {
 	for i := 0; i < len(args); i++ {
 		value, joined := strings.CutPrefix(args[i], "--prefill=")
@@ -58,14 +58,24 @@ func cutPrefill(args []string) (rest []string, prefills []prefill, err error) {
 			i++
 			value = args[i]
 		}
-		p := prefill{url: value}
-		if i+1 < len(args) && isPort(args[i+1]) {
-			i++
-			p.port = args[i]
+		for more := true; more; {
+			p := prefill{url: value}
+			if i+1 < len(args) && isPort(args[i+1]) {
+				i++
+				p.port = args[i]
+			}
+			prefills = append(prefills, p)
+			if more = i+1 < len(args) && isURL(args[i+1]); more {
+				i++
+				value = args[i]
+			}
 		}
-		prefills = append(prefills, p)
 	}
 	return rest, prefills, nil
+}
+
+func isURL(s string) bool {
+	return strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://")
 }
 
 func isPort(s string) bool {

@@ -46,7 +46,7 @@ func TestExpandLists(t *testing.T) {
 
 // TestCutPrefill is vllm-router's rule: the next argument must exist and not
 // begin with a dash, and the one after it belongs to it if it is "none" or a
-// port.
+// port. Beyond that, further URLs may follow.
 func TestCutPrefill(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
@@ -73,6 +73,11 @@ func TestCutPrefill(t *testing.T) {
 		{
 			"several", "--a b --prefill p 1 --prefill q --c --prefill r none d", "--a b --c d",
 			[]prefill{{"p", "1"}, {"q", ""}, {"r", "none"}},
+			false,
+		},
+		{
+			"a list", "--prefill http://a 1 http://b https://c none --x http://d", "--x http://d",
+			[]prefill{{"http://a", "1"}, {"http://b", ""}, {"https://c", "none"}},
 			false,
 		},
 		{"joined", "--prefill=p --prefill=q 8998 --x", "--x", []prefill{{"p", ""}, {"q", "8998"}}, false},

@@ -47,7 +47,7 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 	flags.Uint16Var(&f.port, "port", 30000, "port to serve clients on")
 	flags.StringArrayVar(&f.workers.Regular, "worker-urls", nil, "workers that compute prompt and tokens: URL[@RANK] ...")
 	// --prefill is cut out before; it is registered for the help text alone.
-	flags.StringArray("prefill", nil, "prefill worker: URL[@RANK] [BOOTSTRAP_PORT|none], repeatable")
+	flags.StringArray("prefill", nil, "prefill workers: URL[@RANK] [BOOTSTRAP_PORT|none], repeatable")
 	flags.StringArrayVar(&f.workers.Decode, "decode", nil, "decode worker: URL[@RANK], repeatable")
 	flags.BoolVar(&f.pdDisaggregation, "vllm-pd-disaggregation", false, "accepted for vllm-router command lines: P/D follows from the workers there are")
 	flags.StringVar(&f.connector, "kv-connector", "nixl", "KV connector of prefill and decode workers whose registration does not tell: "+strings.Join(connectors, ", "))

@@ -639,3 +639,67 @@ func TestServeUntilSignal(t *testing.T) {
 		}
 	}
 }
+
+// TestVLLMRouterRoutes walks through vllm-router's routes: each is answered where
+// docs/migrating.md says, or is not served.
+func TestVLLMRouterRoutes(t *testing.T) {
+	t.Parallel()
+	engine, _ := startEngine(t, enginesim.RoleRegular)
+	r := startRouter(t, func(c *config) { c.workers.Regular = []string{engine} })
+	eventually(t, "the worker is ready", func() bool { ready, _ := r.counts(); return ready == 1 })
+	const (
+		chat  = `{"model":"m","messages":[{"role":"user","content":"hi"}]}`
+		comp  = `{"model":"m","prompt":"hi"}`
+		input = `{"model":"m","input":"hi"}`
+	)
+	escaped := url.PathEscape(engine)
+	for _, tt := range []struct {
+		method, path, body string
+		public, admin      int
+	}{
+		{"POST", "/generate", comp, 404, 404},
+		{"POST", "/inference/v1/generate", `{"model":"m","token_ids":[1,2],"sampling_params":{}}`, 200, 404},
+		{"POST", "/v1/chat/completions", chat, 200, 404},
+		{"POST", "/v1/completions", comp, 200, 404},
+		{"POST", "/rerank", `{"model":"m","query":"q","documents":["d"]}`, 200, 404},
+		{"POST", "/v1/rerank", `{"model":"m","query":"q","documents":["d"]}`, 200, 404},
+		{"POST", "/v1/responses", input, 200, 404},
+		{"POST", "/v1/embeddings", input, 200, 404},
+		{"GET", "/v1/responses/resp_1", "", 404, 404},         // the worker's own 404
+		{"POST", "/v1/responses/resp_1/cancel", "", 404, 404}, // likewise
+		{"DELETE", "/v1/responses/resp_1", "", 405, 404},      // vLLM has no such route
+		{"GET", "/liveness", "", 200, 404},
+		{"GET", "/readiness", "", 200, 404},
+		{"GET", "/health", "", 200, 404},
+		{"GET", "/health_generate", "", 404, 404},
+		{"GET", "/v1/models", "", 200, 404},
+		{"GET", "/get_model_info", "", 404, 404},
+		{"GET", "/get_server_info", "", 404, 404},
+		{"POST", "/add_worker?url=" + dead, "", 404, 200},
+		{"POST", "/remove_worker?url=" + dead, "", 404, 200},
+		{"GET", "/list_workers", "", 404, 200},
+		{"POST", "/flush_cache", "", 404, 404},
+		{"GET", "/get_loads", "", 404, 200},
+		{"GET", "/scheduling/diagnostics", "", 404, 404},
+		{"POST", "/finish_session?session_id=s", "", 200, 200},
+		{"POST", "/workers", `{"url":"` + dead + `"}`, 404, 200},
+		{"GET", "/workers", "", 404, 200},
+		{"GET", "/workers/" + escaped, "", 404, 200},
+		{"DELETE", "/workers/" + url.PathEscape(dead), "", 404, 200},
+		{"GET", "/metrics", "", 404, 200},
+	} {
+		for addr, want := range map[string]int{r.addr(): tt.public, r.adminAddr(): tt.admin} {
+			var header []string
+			if tt.body != "" {
+				header = []string{"Content-Type", "application/json"}
+			}
+			if got := r.do(tt.method, "http://"+addr+tt.path, tt.body, header...); got.status != want {
+				where := "public"
+				if addr == r.adminAddr() {
+					where = "admin"
+				}
+				t.Errorf("%s %s on the %s listener: %d %s, want %d", tt.method, tt.path, where, got.status, got.body, want)
+			}
+		}
+	}
+}

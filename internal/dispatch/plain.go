@@ -2,6 +2,8 @@ package dispatch
 
 import (
 	"errors"
+	"net/http"
+	"slices"
 
 	"github.com/baton-llm/baton/internal/exchange"
 	"github.com/baton-llm/baton/internal/pd"
@@ -14,6 +16,8 @@ const maxTries = 2
 
 // plain carries the request out as one leg to a worker of the first of the
 // roles that has a candidate. A worker that cannot be reached is replaced once.
+// A stored response is known to the worker alone that made it: the others are
+// asked in turn until one has it.
 func (r *run) plain(roles ...worker.Role) error {
 	var except []*worker.Worker
 	var failed error
@@ -26,7 +30,17 @@ func (r *run) plain(roles ...worker.Role) error {
 			return err
 		}
 		w := lease.Worker()
-		err = r.plainLeg(lease, why)
+		except = append(except, w)
+		err = r.plainLeg(lease, why, func() bool { return r.candidate(roles, except) })
+		if errors.Is(err, errNotStored) {
+			takeBack(r.undo)
+			try--
+			failed = &Error{
+				Status: http.StatusNotFound, Code: "response_not_found",
+				Message: "no worker that is ready has this response stored",
+			}
+			continue
+		}
 		if !exchange.Unsent(err) {
 			return err
 		}
@@ -35,7 +49,7 @@ func (r *run) plain(roles ...worker.Role) error {
 			return err
 		}
 		r.countRetry(w.ID().Role)
-		failed, except = err, append(except, w)
+		failed = err
 	}
 }
 
@@ -62,13 +76,36 @@ func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.L
 	return nil, policy.Why{}, last
 }
 
-func (r *run) plainLeg(lease *worker.Lease, why policy.Why) error {
+// candidate reports whether one of the roles has a candidate.
+func (r *run) candidate(roles []worker.Role, except []*worker.Worker) bool {
+	want := r.want()
+	want.Except = except
+	return slices.ContainsFunc(roles, func(role worker.Role) bool {
+		_, err := worker.Pick(worker.Need{Pool: r.d.deps.Pools[role], Take: worker.Check, Want: want})
+		return err == nil
+	})
+}
+
+// errNotStored says that a worker does not have the response asked for.
+var errNotStored = errors.New("not stored there")
+
+// maxNotStored is how much is read of an answer that is not passed on.
+const maxNotStored = 64 << 10
+
+// plainLeg sends the one leg and relays its answer. more reports whether another
+// worker could be asked for a stored response, if this one does not have it: then
+// the error is errNotStored.
+func (r *run) plainLeg(lease *worker.Lease, why policy.Why, more func() bool) error {
 	w := lease.Worker()
 	fields := pd.LegFields(r.legID(), w)
 	l := r.newLeg(lease, why)
 	defer l.close()
 	if err := l.send(r.head(fields), r.call.Request.Body); err != nil {
 		return r.legError(w.ID().Role, err)
+	}
+	if l.answer.Status == http.StatusNotFound && r.call.Request.Stored() && more() {
+		_, _ = readAnswer(l, maxNotStored) // the connection is kept
+		return errNotStored
 	}
 	return r.relay(l)
 }

@@ -148,6 +148,12 @@ func (r *Request) measure() {
 	}
 }
 
+// Stored reports whether the request is about an earlier response, which only
+// the worker that made it knows.
+func (r *Request) Stored() bool {
+	return r.Route.Class == Stored || r.Whole == "previous_response_id"
+}
+
 // whole names what only one worker that does both phases can serve: several
 // prompts get hand-off parameters for the first alone, a beam search gets none,
 // prompt log probabilities and echo need the prompt's own pass, and a stored

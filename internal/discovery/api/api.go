@@ -51,6 +51,7 @@ func (a *API) Mount(mux Mux) {
 	mux.HandleFunc("POST /workers", a.add)
 	mux.HandleFunc("DELETE /workers/{worker...}", a.remove)
 	mux.HandleFunc("POST /workers/{worker...}", a.drain)
+	a.mountVLLMRouter(mux)
 }
 
 // add answers 200 with the worker's id, 400 for a bad request, 413 for one over

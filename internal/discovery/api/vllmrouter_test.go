@@ -1,0 +1,39 @@
+package api_test
+
+import (
+	"testing"
+
+	"github.com/baton-llm/baton/internal/worker"
+)
+
+// TestVLLMRouterRoutes: scripts made for vllm-router add, count and remove workers
+// by their URL.
+func TestVLLMRouterRoutes(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	if _, _, err := d.reg.Register("flags", worker.Registration{ID: worker.ID{Role: worker.Decode, URL: "http://f:8000"}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	d.want(200, "Successfully added worker: http://a:8000")(d.do("POST", "/add_worker?url=http://a:8000", ""))
+	d.want(200, "Successfully added worker: http://b:8000@0")(d.do("POST", "/add_worker?url=http%3A%2F%2Fb%3A8000%400", ""))
+	d.want(200, "Successfully added worker: http://b:8000@1")(d.do("POST", "/add_worker?url=http://b:8000@1", ""))
+	d.want(400, "Worker http://a:8000 already exists")(d.do("POST", "/add_worker?url=http://a:8000/", ""))
+	d.want(400, "url is missing")(d.do("POST", "/add_worker", ""))
+	d.want(400, `worker URL "a:8000": it must start with http:// or https://`)(d.do("POST", "/add_worker?url=a:8000", ""))
+	d.wantRegistered("decode http://f:8000", "regular http://a:8000", "regular http://b:8000@0", "regular http://b:8000@1")
+	for _, role := range worker.Roles() {
+		d.pools[role].Reconcile()
+	}
+	d.want(200, `{"workers":[{"worker":"http://a:8000","load":0},{"worker":"http://b:8000@0","load":0},`+
+		`{"worker":"http://b:8000@1","load":0},{"worker":"http://f:8000","load":0}]}`)(d.do("GET", "/get_loads", ""))
+
+	d.want(200, "Successfully removed worker: http://a:8000")(d.do("POST", "/remove_worker?url=http://a:8000", ""))
+	d.want(200, "Successfully removed worker: http://a:8000")(d.do("POST", "/remove_worker?url=http://a:8000", ""))
+	d.want(200, "Successfully removed worker: http://b:8000")(d.do("POST", "/remove_worker?url=http://b:8000", ""))
+	d.want(409, "decode worker http://f:8000 is also registered by [flags] and would come back")(d.do("POST", "/remove_worker?url=http://f:8000", ""))
+	d.want(400, `worker URL "": it must start with http:// or https://`)(d.do("POST", "/remove_worker", ""))
+	d.wantRegistered("decode http://f:8000")
+	if status, _ := d.do("GET", "/add_worker?url=http://c:8000", ""); status != 405 {
+		t.Errorf("GET /add_worker answered %d", status)
+	}
+}
