@@ -99,6 +99,7 @@ func parseChat(j *job, r *reader) {
 	}
 	j.prompts = []prompt{p}
 	j.sampling(r, "max_completion_tokens", "max_tokens")
+	j.forceChat(r)
 	j.cacheSalt(r)
 	if r.flag("logprobs", false) {
 		j.logprobs = r.intOr("top_logprobs", 0)
@@ -139,13 +140,36 @@ type chatChoice struct {
 }
 
 type chatMessage struct {
-	Role         string `json:"role"`
-	Content      string `json:"content"`
-	Refusal      null   `json:"refusal"`
-	Annotations  null   `json:"annotations"`
-	Audio        null   `json:"audio"`
-	FunctionCall null   `json:"function_call"`
-	Reasoning    null   `json:"reasoning"`
+	Role         string     `json:"role"`
+	Content      string     `json:"content"`
+	Refusal      null       `json:"refusal"`
+	Annotations  null       `json:"annotations"`
+	Audio        null       `json:"audio"`
+	FunctionCall null       `json:"function_call"`
+	ToolCalls    []chatCall `json:"tool_calls,omitempty"`
+	Reasoning    null       `json:"reasoning"`
+}
+
+type chatCall struct {
+	ID       string       `json:"id"`
+	Type     string       `json:"type"`
+	Function chatFunction `json:"function"`
+}
+
+type chatFunction struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+func (s *sequence) chatMessage() chatMessage {
+	m := chatMessage{Role: "assistant", Content: string(s.text)}
+	if s.call != nil {
+		m.Content = ""
+		if args, ok := s.call.arguments(s.text); ok {
+			m.ToolCalls = []chatCall{{s.call.id, "function", chatFunction{s.call.name, args}}}
+		}
+	}
+	return m
 }
 
 type chatLogprobs struct {
@@ -188,8 +212,8 @@ func (*chatView) whole(j *job) []byte {
 	}
 	for _, s := range j.seqs {
 		choice := chatChoice{
-			Index: s.index, Message: chatMessage{Role: "assistant", Content: string(s.text)},
-			Logprobs: j.chatLogprobs(s.tokens), FinishReason: orNull(s.finish), StopReason: s.stop,
+			Index: s.index, Message: s.chatMessage(),
+			Logprobs: j.chatLogprobs(s.tokens), FinishReason: orNull(s.chatFinish(false)), StopReason: s.stop,
 		}
 		if j.ids {
 			choice.TokenIDs = append([]int{}, s.tokens...)
@@ -229,7 +253,7 @@ type roleDelta struct {
 
 type deltaChoice struct {
 	Index        int           `json:"index"`
-	Delta        contentDelta  `json:"delta"`
+	Delta        any           `json:"delta"`
 	Logprobs     *chatLogprobs `json:"logprobs"`
 	FinishReason *string       `json:"finish_reason"`
 	TokenIDs     []int         `json:"token_ids"`
@@ -239,10 +263,14 @@ type contentDelta struct {
 	Content string `json:"content"`
 }
 
+type callsDelta struct {
+	ToolCalls []*callDelta `json:"tool_calls,omitempty"`
+}
+
 // lastChoice is the choice of the chunk with the finish reason.
 type lastChoice struct {
 	Index        int           `json:"index"`
-	Delta        contentDelta  `json:"delta"`
+	Delta        any           `json:"delta"`
 	Logprobs     *chatLogprobs `json:"logprobs"`
 	FinishReason *string       `json:"finish_reason"`
 	StopReason   any           `json:"stop_reason"`
@@ -278,13 +306,25 @@ func (v *chatView) delta(j *job, o output) [][]byte {
 	if !j.ids {
 		tokens = nil
 	}
+	delta := any(contentDelta{o.text})
+	if s.call != nil {
+		d := s.call.delta(o.text)
+		switch {
+		case d != nil:
+			delta = callsDelta{[]*callDelta{d}}
+		case o.finish == "" && !j.ids && j.logprobs < 0:
+			return out
+		default:
+			delta = callsDelta{}
+		}
+	}
 	c := v.chunk(j)
-	choice := deltaChoice{s.index, contentDelta{o.text}, j.chatLogprobs(o.tokens), orNull(o.finish), tokens}
+	choice := deltaChoice{s.index, delta, j.chatLogprobs(o.tokens), nil, tokens}
 	if o.finish == "" {
 		c.Choices = append(c.Choices, encode(choice))
 	} else {
 		c.Choices = append(c.Choices, encode(lastChoice{
-			choice.Index, choice.Delta, choice.Logprobs, choice.FinishReason, s.stop, tokens,
+			choice.Index, choice.Delta, choice.Logprobs, orNull(s.chatFinish(true)), s.stop, tokens,
 		}))
 	}
 	c.Usage = j.chunkUsage(s, len(s.tokens))

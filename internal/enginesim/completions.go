@@ -94,7 +94,7 @@ func parseCompletion(j *job, r *reader) {
 	j.view = v
 	j.id = "cmpl-" + j.requestID(r)
 	j.streaming(r)
-	j.prompts = prompts(r)
+	j.prompts = prompts(r, "prompt")
 	j.sampling(r, "max_tokens")
 	j.cacheSalt(r)
 	j.echo = r.flag("echo", false)
@@ -108,12 +108,16 @@ func parseCompletion(j *job, r *reader) {
 	}
 }
 
-// prompts reads the prompt of a completion: a text, a list of texts, a list of
-// ids or a list of such lists.
-func prompts(r *reader) []prompt {
-	raw := r.object["prompt"]
-	if isNull(raw) || !truthy(raw) {
+// prompts reads a text, a list of texts, a list of ids or a list of such lists.
+func prompts(r *reader, name string) []prompt {
+	raw := r.object[name]
+	switch {
+	case truthy(raw):
+	case name == "prompt":
 		r.fail(badBody("prompt", "Either prompt or prompt_embeds must be provided and non-empty."))
+		return nil
+	case isNull(raw):
+		r.fail(badField("missing", name, "Field required"))
 		return nil
 	}
 	if s, ok := asText(raw); ok {
@@ -135,7 +139,7 @@ func prompts(r *reader) []prompt {
 		}
 	}
 	if out == nil {
-		r.fail(badField("string_type", "prompt", "Input should be a valid string"))
+		r.fail(badField("string_type", name, "Input should be a valid string"))
 	}
 	return out
 }

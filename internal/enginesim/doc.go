@@ -8,7 +8,8 @@
 //
 // A token is a byte of text (id = byte value + 3), so that sizes can be
 // predicted, and the generated text is a function of the prompt alone, so that
-// the answer of a prefill/decode pair can be compared with a plain one.
+// the answer of a prefill/decode pair can be compared with a plain one. A tool is
+// called when tool_choice forces a call, with arguments made from its schema.
 //
 // Engines hand KV blocks over as [Config.Connector] says. What real ones tell each
 // other over ZMQ and RDMA, these tell each other over HTTP, under /sim/kv/; an engine

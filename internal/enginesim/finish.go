@@ -65,6 +65,11 @@ func (j *job) failed(e *apiError) error {
 
 func (j *job) deliver() error {
 	if !j.stream {
+		if v, ok := j.view.(interface{ unfit(*job) *apiError }); ok {
+			if err := v.unfit(j); err != nil {
+				return j.c.refuse(err)
+			}
+		}
 		body := j.view.whole(j)
 		return j.c.answer(http.StatusOK, "application/json", body)
 	}

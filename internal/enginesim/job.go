@@ -24,9 +24,10 @@ type job struct {
 
 	prompts  []prompt
 	n        int
-	limit    int  // tokens to generate; 0 leaves it to the engine
-	natural  bool // the answer ends by itself
-	noEOS    bool // ignore_eos
+	limit    int     // tokens to generate; 0 leaves it to the engine
+	natural  bool    // the answer ends by itself
+	noEOS    bool    // ignore_eos
+	force    *forced // nil for none
 	minimum  int
 	stops    []string
 	echo     bool
@@ -63,8 +64,22 @@ type prompt struct {
 	sum    string
 }
 
-func newPrompt(text string) prompt   { return prompt{text: text, tokens: tokenize(text)} }
-func tokenPrompt(ids []int) prompt   { return prompt{text: detokenize(ids), tokens: ids} }
+func newPrompt(text string) prompt { return prompt{text: text, tokens: tokenize(text)} }
+func tokenPrompt(ids []int) prompt { return prompt{text: detokenize(ids), tokens: ids} }
+
+// check finds what the model cannot compute.
+func (p *prompt) check() *apiError {
+	if len(p.tokens) == 0 {
+		return badValue("", "The decoder prompt cannot be empty")
+	}
+	for _, id := range p.tokens {
+		if id < 0 || id >= vocabSize {
+			return badValue("", "Token id %d is out of vocabulary", id)
+		}
+	}
+	return nil
+}
+
 func hex16() string                  { return fmt.Sprintf("%016x", rand.Uint64()) }
 func (j *job) leg() string           { return j.c.rec.Leg }
 func (j *job) promptTokens() (n int) { return sumTokens(j.prompts) }
@@ -218,13 +233,8 @@ func (j *job) validate() *apiError {
 	longest := 0
 	for _, p := range j.prompts {
 		longest = max(longest, len(p.tokens))
-		if len(p.tokens) == 0 {
-			return badValue("", "The decoder prompt cannot be empty")
-		}
-		for _, id := range p.tokens {
-			if id < 0 || id >= vocabSize {
-				return badValue("", "Token id %d is out of vocabulary", id)
-			}
+		if err := p.check(); err != nil {
+			return err
 		}
 	}
 	size := j.e.cfg.MaxModelLen

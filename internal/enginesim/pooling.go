@@ -5,45 +5,6 @@ import (
 	"strings"
 )
 
-type embedding struct {
-	Index     int       `json:"index"`
-	Object    string    `json:"object"`
-	Embedding []float64 `json:"embedding"`
-}
-
-// embed answers POST /v1/embeddings with short vectors made of the text's hash.
-func (e *Engine) embed(c *call) error {
-	r, err := c.reader()
-	if err != nil {
-		return c.refuse(err)
-	}
-	r.object["prompt"] = r.object["input"]
-	if !r.given("input") {
-		r.fail(badField("missing", "input", "Field required"))
-	}
-	list := prompts(r)
-	if err := e.served(r); err != nil {
-		return c.refuse(err)
-	}
-	out := []embedding{}
-	for i, p := range list {
-		v := []float64{}
-		for _, b := range []byte(checksum(p.tokens)[:8]) {
-			v = append(v, float64(int(b)-64)/64)
-		}
-		out = append(out, embedding{i, "embedding", v})
-	}
-	n := sumTokens(list)
-	return c.json(struct {
-		ID      string      `json:"id"`
-		Object  string      `json:"object"`
-		Created int64       `json:"created"`
-		Model   string      `json:"model"`
-		Data    []embedding `json:"data"`
-		Usage   usage       `json:"usage"`
-	}{c.id("embd-"), "list", c.rec.Arrival.Unix(), e.name(r), out, usage{Prompt: n, Total: n}})
-}
-
 func (c *call) id(prefix string) string {
 	if id := c.r.Header.Get("X-Request-Id"); id != "" {
 		return prefix + id

@@ -21,6 +21,7 @@ type sequence struct {
 	finish string
 	stop   any // the stop text that ended it, or nil
 	reason string
+	call   *toolCall // nil if it spells none
 
 	tokens  []int
 	text    []byte
@@ -44,9 +45,12 @@ func (j *job) newSequence(index int, p *prompt, h *hold) *sequence {
 		index: index, prompt: p, hold: h, total: j.limit, shown: j.limit, reason: finishLength,
 		story: newStory(p.sum, index%j.n),
 	}
+	if j.force != nil {
+		s.force(j)
+	}
 	if j.c.form("eos") != nil && !j.noEOS {
 		s.total, s.shown, s.reason = 1, 0, finishStop
-	} else if j.natural {
+	} else if j.natural && s.call == nil {
 		s.shown, s.reason = s.total-1, finishStop // the last token is the end of text
 	}
 	text := s.story.head(s.shown)
@@ -78,11 +82,14 @@ func (s *sequence) advance() {
 	}
 }
 
-// take returns what is pending.
+// take returns what is pending, in whole characters.
 func (s *sequence) take() output {
 	o := s.pending
-	o.seq, o.finish, o.first = s, s.finish, !s.started
 	s.pending = output{}
+	if s.finish == "" {
+		o.text, s.pending.text = complete(o.text)
+	}
+	o.seq, o.finish, o.first = s, s.finish, !s.started
 	return o
 }
 

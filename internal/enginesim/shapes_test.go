@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the engine answers into testdata")
 
-var random = regexp.MustCompile(`msg_[0-9a-f]{16}|-[0-9a-f]{8}"`)
+var random = regexp.MustCompile(`(msg_|tool-)[0-9a-f]{16}|-[0-9a-f]{8}"`)
 
 // TestShapes compares whole answers with those in testdata. Each file is a list
 // of exchanges with one engine: "== METHOD path [header: value]...", the body,
@@ -79,8 +79,10 @@ func replay(t *testing.T, script string) string {
 			fmt.Fprintln(&b, body)
 		}
 		text := random.ReplaceAllStringFunc(a.body, func(s string) string {
-			if strings.HasPrefix(s, "msg_") {
-				return "msg_X"
+			for _, prefix := range []string{"msg_", "tool-"} {
+				if strings.HasPrefix(s, prefix) {
+					return prefix + "X"
+				}
 			}
 			return `-X"`
 		})

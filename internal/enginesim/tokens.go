@@ -71,15 +71,22 @@ func newStory(sum string, choice int) *story {
 // head returns the first n bytes of the story.
 func (s *story) head(n int) []byte {
 	for len(s.buf) < n {
-		s.state += 0x9e3779b97f4a7c15 // splitmix64
-		z := s.state
-		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-		z = (z ^ z>>27) * 0x94d049bb133111eb
-		z ^= z >> 31
 		if len(s.buf) > 0 {
 			s.buf = append(s.buf, ' ')
 		}
-		s.buf = append(s.buf, words[z%uint64(len(words))]...)
+		s.buf = append(s.buf, s.next()...)
 	}
 	return s.buf[:n]
+}
+
+// next returns the next word.
+func (s *story) next() string { return words[s.random()%uint64(len(words))] }
+
+// random is splitmix64.
+func (s *story) random() uint64 {
+	s.state += 0x9e3779b97f4a7c15
+	z := s.state
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
 }

@@ -17,7 +17,6 @@ func TestValidation(t *testing.T) {
 		resp     = "/v1/responses"
 		messages = "/v1/messages"
 		generate = "/inference/v1/generate"
-		hi       = `"messages":[{"role":"user","content":"hi"}]`
 		schema   = "Bad Request"
 		value    = "BadRequestError"
 	)
@@ -76,6 +75,14 @@ func TestValidation(t *testing.T) {
 		{comp, `{"prompt":`, schema, "", "json_invalid"},
 		{comp, `[]`, schema, "", "valid dictionary"},
 		{comp, "{\"prompt\":\"\xff\"}", schema, "", "error parsing the body"},
+		{chat, `{` + hi + `,"tools":[]}`, schema, "", "`tools` must not be an empty array"},
+		{chat, `{` + hi + `,"tool_choice":"none"}`, "", "", ""},
+		{chat, `{` + hi + `,"tool_choice":"auto"}`, schema, "", "When using `tool_choice`, `tools` must be set."},
+		{chat, `{` + hi + `,` + offer("f", "{}") + `,"tool_choice":"any"}`, schema, "", "Invalid value for `tool_choice`: any!"},
+		{chat, `{` + hi + `,` + offer("f", "{}") + `,"tool_choice":{"type":"function","function":{"name":"g"}}}`, schema, "", "does not match any"},
+		{chat, `{` + hi + `,` + offer("f", "{}") + `,"tool_choice":"none"}`, "", "", ""},
+		{messages, `{` + hi + `,"max_tokens":99,"tool_choice":{"type":"some"}}`, schema, "", "'tool_choice'"},
+		{messages, `{` + hi + `,"max_tokens":99,"tools":[{"name":"f"}],"tool_choice":{"type":"tool","name":"g"}}`, value, "", "Tool 'g' has not been passed"},
 		{"/tokenize", `{}`, schema, "", "'prompt'"},
 		{"/v1/embeddings", `{}`, schema, "", "'input'"},
 	}

@@ -99,7 +99,6 @@ func expect(t *testing.T, e *enginesim.Engine, want ...string) {
 func TestLegViolations(t *testing.T) {
 	const (
 		kv  = `"kv_transfer_params":{"do_remote_decode":true}`
-		hi  = `"messages":[{"role":"user","content":"hi"}]`
 		two = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":true}`
 	)
 	tests := []struct {
