@@ -106,12 +106,13 @@ func (s section) run(t *testing.T) {
 		return free[name]
 	}
 	defaults := fmt.Sprintf("baton serve --port %s --admin-port %s --prometheus-port %s", port("30000"), port("29001"), port("29000"))
-	script := "set -eo pipefail\n"
+	var script strings.Builder
+	script.WriteString("set -eo pipefail\n")
 	for _, b := range s.blocks {
 		commands := ports.ReplaceAllStringFunc(b.commands, port)
-		script += fmt.Sprintf("echo '%s'\n%s\n", blockMark, strings.ReplaceAll(commands, "baton serve", defaults))
+		fmt.Fprintf(&script, "echo '%s'\n%s\n", blockMark, strings.ReplaceAll(commands, "baton serve", defaults))
 	}
-	out := runScript(t, script)
+	out := runScript(t, script.String())
 	for name, p := range free {
 		out = strings.ReplaceAll(out, p, name)
 	}

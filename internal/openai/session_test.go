@@ -19,6 +19,7 @@ func TestSession(t *testing.T) {
 		{"session header", map[string]string{"X-Session-Id": "s1", "X-User-Id": "u"}, `{"user":"b"}`, "header:x-session-id:s1", "s1"},
 		{"blank header", map[string]string{"X-Session-Id": " ", "X-User-Id": "u", "X-Tenant-Id": "t"}, `{}`, "header:x-user-id:u", "u"},
 		{"tenant", map[string]string{"X-Tenant-Id": "t"}, `{}`, "header:x-tenant-id:t", "t"},
+		// Case 3.37: they never name a session.
 		{"ids of one request", map[string]string{"X-Request-Id": "r", "X-Correlation-Id": "c", "X-Trace-Id": "t"}, `{"request_id":"r"}`, "", ""},
 		{"session parameters", nil, `{"user":"u","session_id":"x","session_params":{"session_id":"s"}}`, "session:s", "s"},
 		{"user", nil, `{"session_id":"x","user":"u"}`, "user:u", "u"},

@@ -457,8 +457,8 @@ func TestSharedPrefixStays(t *testing.T) {
 	}
 }
 
-// TestMillionPrompts: a million distinct prompts of 8 KB leave the memory as it
-// was, and no insert does more than its share of work.
+// TestMillionPrompts is case 3.17: a million distinct prompts of 8 KB leave the
+// memory as it was, and no insert does more than its share of work.
 func TestMillionPrompts(t *testing.T) {
 	n, memory := 1_000_000, int64(2<<20)
 	if testing.Short() || raceEnabled {

@@ -47,6 +47,7 @@ type options struct {
 	server  func(*server.Config)
 	handler func(io.Writer) slog.Handler // nil: JSON
 	policy  policy.Policy                // nil: least_load
+	choose  string                       // in place of policy, the name of each role's policy
 	carrier func(exchange.Carrier) exchange.Carrier
 	soiled  bool // violations are part of the test
 }
@@ -110,6 +111,14 @@ func (f *fleet) wire(o options) {
 	policies := make(map[worker.Role]policy.Policy)
 	for _, role := range worker.Roles() {
 		policies[role] = pol
+		if o.choose != "" {
+			cfg := policy.DefaultConfig()
+			cfg.Role = role
+			var err error
+			if policies[role], err = policy.New(o.choose, cfg); err != nil {
+				f.t.Fatal(err)
+			}
+		}
 	}
 	dialects := pd.Set{pd.NewNIXL(pd.NIXLValidity)}
 	breakers := breaker.New(breaker.Default(), log)
@@ -125,8 +134,12 @@ func (f *fleet) wire(o options) {
 		},
 	})
 	for _, role := range worker.Roles() {
+		observers := []worker.Observer{f.dispatcher, breakers, checker}
+		if o, ok := policies[role].(worker.Observer); ok {
+			observers = append(observers, o)
+		}
 		f.pools[role] = worker.NewPool(worker.PoolConfig{
-			Role: role, Lister: f.registry, Observers: []worker.Observer{f.dispatcher, breakers, checker},
+			Role: role, Lister: f.registry, Observers: observers,
 			Initial: worker.Pending, Dialects: dialects.Bits,
 		})
 	}
