@@ -269,7 +269,7 @@ func (r *router) run(ctx context.Context, drainDelay func() time.Duration) error
 		case err := <-serveEnd:
 			return err
 		case <-ctx.Done():
-			return r.drain(drainDelay())
+			return r.drain(stop, drainDelay())
 		case <-stop.Done():
 			return nil
 		}
@@ -302,14 +302,20 @@ func (r *router) reconcile() {
 	}
 }
 
-func (r *router) drain(delay time.Duration) error {
+// drain ends early, with an error, if stop is done: something else has failed.
+func (r *router) drain(stop context.Context, delay time.Duration) error {
 	r.status.Drain()
 	r.log.Info("draining", "delay", delay, "timeout", r.cfg.drainTimeout, "active", r.server.Active())
-	time.Sleep(delay)
-	ctx := context.Background()
+	wait := time.NewTimer(delay)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+	case <-stop.Done():
+	}
+	ctx := stop
 	if r.cfg.drainTimeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.cfg.drainTimeout)
+		ctx, cancel = context.WithTimeout(stop, r.cfg.drainTimeout)
 		defer cancel()
 	}
 	err := r.public.Shutdown(ctx)

@@ -130,6 +130,7 @@ type Call struct {
 type Leg struct {
 	Worker    worker.ID
 	Attempt   int
+	Policy    string // name of the one that chose the worker
 	Why       policy.Why
 	Status    int           // 0 if no answer came
 	Start     time.Duration // from Do to the leg's beginning

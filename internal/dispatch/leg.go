@@ -50,10 +50,12 @@ func (r *run) newLeg(lease *worker.Lease, why policy.Why) *leg {
 // newDetachedLeg makes a leg that the client's departure does not end.
 func (r *run) newDetachedLeg(lease *worker.Lease, why policy.Why) *leg {
 	r.attempts++
-	now := time.Now()
+	now, id := time.Now(), lease.Worker().ID()
 	l := &leg{
 		r: r, lease: lease, start: now,
-		record: &Leg{Worker: lease.Worker().ID(), Attempt: r.attempts, Why: why, Start: now.Sub(r.start)},
+		record: &Leg{
+			Worker: id, Attempt: r.attempts, Policy: r.d.deps.Policies[id.Role].Name(), Why: why, Start: now.Sub(r.start),
+		},
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(r.ctx))
 	l.stop = func() bool { return true }

@@ -223,6 +223,7 @@ func TestPrefixStaysTogether(t *testing.T) {
 					if matched < .9*key || matched > key {
 						t.Errorf("%v of %v bytes matched", matched, key)
 					}
+					f.wantSeries(map[string]float64{fmt.Sprintf(`baton_picks_total{policy=%q,reason="prefix",role="%v"}`, name, role): 19})
 				})
 			})
 		}

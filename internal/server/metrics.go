@@ -58,8 +58,8 @@ func newMetrics(reg prometheus.Registerer, active *atomic.Int64) *metrics {
 		firstToken: histogram("baton_first_token_seconds",
 			"Time from dispatch to the first byte of a stream's body.", "route"),
 		picks: counter("baton_picks_total",
-			"Legs by the role of their worker and the policy's reason to choose it, such as prefix, session or load.",
-			"role", "reason"),
+			"Legs by the role of their worker, the policy that chose it and its reason, such as prefix, session or load.",
+			"role", "policy", "reason"),
 		key: counter("baton_prefix_key_bytes_total",
 			"Length of the routing keys of legs whose policy looks at prefixes.", "role"),
 		matched: counter("baton_prefix_matched_bytes_total",
@@ -88,7 +88,7 @@ func (m *metrics) observe(e *exchangeLog, status int, d time.Duration) {
 	}
 	for _, leg := range e.outcome.Legs {
 		role := leg.Worker.Role.String()
-		m.picks.WithLabelValues(role, leg.Why.Reason).Inc()
+		m.picks.WithLabelValues(role, leg.Policy, leg.Why.Reason).Inc()
 		if leg.Why.Key > 0 {
 			m.key.WithLabelValues(role).Add(float64(leg.Why.Key))
 			m.matched.WithLabelValues(role).Add(float64(leg.Why.Matched))

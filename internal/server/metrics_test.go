@@ -153,6 +153,7 @@ func TestVLLMRouterMetrics(t *testing.T) {
 			`vllm_router_pd_errors_total{error_type="non_retryable_error"}`:                               2,
 			`vllm_router_request_errors_total{error_type="non_retryable_error",route="other"}`:            1,
 			`vllm_router_request_errors_total{error_type="no_available_workers",route="/v1/completions"}`: 0,
+			`baton_requests_total{route="unserved",status="404"}`:                                         1,
 			`vllm_router_embeddings_total`:                                                                0,
 		})
 		f.pools[worker.Decode].Snapshot().Workers[0].Block(worker.Down)

@@ -7,7 +7,7 @@ import (
 	"unique"
 )
 
-// Lister says which lifetimes are registered. Both methods are called with a
+// Lister says which lifetimes are registered. Both methods may be called with a
 // Pool locked and must not block or call back into it.
 type Lister interface {
 	// Stamp returns a number that differs from every earlier one if the list of
@@ -52,7 +52,8 @@ type Pool struct {
 	dialects  func(Endpoint) uint64
 	leaked    func(ID)
 
-	snap atomic.Pointer[Snapshot] // stored under mu
+	snap    atomic.Pointer[Snapshot] // stored under mu
+	current atomic.Uint64            // stamp of the last reconcile that is over, plus one; stored under mu
 
 	mu      sync.Mutex // guards what follows, every reconcile and every pick
 	byPlace map[place]*Worker
@@ -100,8 +101,12 @@ func (p *Pool) Reconcile() {
 }
 
 // Replaced reports whether another lifetime has the worker's place: its process
-// is not there any more. Of a worker that has only left nothing is known.
+// is not there any more. Of a worker that has only left nothing is known. It takes
+// no lock as long as the worker is there and the registry has not moved.
 func (p *Pool) Replaced(w *Worker) bool {
+	if current := p.current.Load(); current == p.lister.Stamp(p.role)+1 && !w.departed.Load() {
+		return false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.reconcileLocked()
@@ -140,6 +145,7 @@ func (p *Pool) reconcileLocked() {
 	if removed || len(added) > 0 {
 		p.publishLocked()
 	}
+	p.current.Store(stamp + 1)
 }
 
 // removeUnseenLocked takes out the workers that the current round did not
