@@ -76,22 +76,33 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// brave sends a request, and leaves or stays. It returns how that went, and an
-// error if an answer says that it is whole and is not.
-func (f *fleet) brave(r *rand.Rand, prompt string) (string, error) {
+// begin sends a random request and does not wait for the answer. One in oneIn of
+// those to the API is for a regular worker.
+func (f *fleet) begin(r *rand.Rand, prompt string, whole *api, oneIn int) (question, *wire, error) {
 	q := randomQuestion(r, prompt)
 	body := q.body()
-	if r.IntN(3) == 0 && q.api == completions {
-		body = q.body(map[string]any{"prompt_logprobs": 1}) // for a regular worker
+	if r.IntN(oneIn) == 0 && q.api == whole {
+		body = q.body(map[string]any{"prompt_logprobs": 1})
 	}
 	w, err := dialWire(f.addr)
 	if err != nil {
-		return "not connected", err
+		return q, nil, err
 	}
-	defer w.Close()
 	if err := w.post(q.api.path, newID(), body); err != nil {
+		w.Close()
+		return q, nil, err
+	}
+	return q, w, nil
+}
+
+// brave sends a request, and leaves or stays. It returns how that went, and an
+// error if an answer says that it is whole and is not.
+func (f *fleet) brave(r *rand.Rand, prompt string) (string, error) {
+	q, w, err := f.begin(r, prompt, completions, 3)
+	if err != nil {
 		return "not sent", err
 	}
+	defer w.Close()
 	if r.IntN(3) == 0 {
 		_ = w.SetReadDeadline(time.Now().Add(time.Duration(r.IntN(80)) * time.Millisecond))
 		_, _ = io.Copy(io.Discard, w.in) // whatever comes until then

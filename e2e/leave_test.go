@@ -306,19 +306,11 @@ func TestLeaveStorm(t *testing.T) {
 // visit sends a request and leaves at a random moment, or stays. It returns what
 // it did, and what was wrong.
 func (f *fleet) visit(r *rand.Rand, prompt string) (string, error) {
-	q := randomQuestion(r, prompt)
-	body := q.body()
-	if r.IntN(5) == 0 && q.api == chat {
-		body = q.body(map[string]any{"prompt_logprobs": 1}) // for the regular worker
-	}
-	w, err := dialWire(f.addr)
+	q, w, err := f.begin(r, prompt, chat, 5)
 	if err != nil {
-		return "connect", err
-	}
-	defer w.Close()
-	if err := w.post(q.api.path, newID(), body); err != nil {
 		return "send", err
 	}
+	defer w.Close()
 	if r.IntN(4) == 0 {
 		a, err := w.read()
 		if err != nil {

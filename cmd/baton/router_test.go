@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/baton-llm/baton/internal/enginesim"
+	"github.com/baton-llm/baton/internal/testlog"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -558,24 +559,6 @@ func TestBindFailure(t *testing.T) {
 	again.Close()
 }
 
-// syncBuffer may be written to and read at once.
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
 // serving returns what the start line says of a key.
 func serving(log, key string) string {
 	for line := range strings.Lines(log) {
@@ -598,7 +581,7 @@ func TestServeUntilSignal(t *testing.T) {
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		var stdout bytes.Buffer
-		var stderr syncBuffer
+		var stderr testlog.Buffer
 		var code atomic.Int64
 		over := make(chan struct{})
 		go func() {

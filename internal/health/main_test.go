@@ -1,7 +1,6 @@
 package health_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,6 +20,7 @@ import (
 	"github.com/baton-llm/baton/internal/health"
 	"github.com/baton-llm/baton/internal/memnet"
 	"github.com/baton-llm/baton/internal/registry"
+	"github.com/baton-llm/baton/internal/testlog"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -316,22 +316,7 @@ func reset(w http.ResponseWriter, _ *http.Request) {
 }
 
 // lines keeps what was logged.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
+type lines struct{ testlog.Buffer }
 
 // line is one log line.
 type line struct {

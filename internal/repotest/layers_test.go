@@ -39,13 +39,14 @@ var layers = map[string]int{
 	"config": 4,
 
 	"memnet":    0,
+	"testlog":   0,
 	"scenario":  0,
 	"enginesim": 1,
 	"repotest":  1,
 }
 
 // support is what only tests and the commands use.
-var support = []string{"memnet", "scenario", "enginesim", "repotest"}
+var support = []string{"memnet", "testlog", "scenario", "enginesim", "repotest"}
 
 // forbidden are imports that the layers would allow.
 var forbidden = map[string][]string{

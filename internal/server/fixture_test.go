@@ -2,7 +2,6 @@ package server_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -31,6 +30,7 @@ import (
 	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/registry"
 	"github.com/baton-llm/baton/internal/server"
+	"github.com/baton-llm/baton/internal/testlog"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -73,7 +73,7 @@ type fleet struct {
 	dispatcher *dispatch.Dispatcher
 	server     *server.Server
 	metrics    *prometheus.Registry
-	log        syncBuffer
+	log        testlog.Buffer
 	client     *http.Client
 	stop       []func() // in the order in which they are called
 }
@@ -427,24 +427,6 @@ func (f *fleet) scrape() string {
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(f.metrics, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	return w.Body.String()
-}
-
-// syncBuffer is a buffer that many may write to.
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 // chatBody is a chat of that prompt.
