@@ -14,6 +14,7 @@ import (
 	"github.com/baton-llm/baton/internal/enginesim"
 	"github.com/baton-llm/baton/internal/openai"
 	"github.com/baton-llm/baton/internal/policy"
+	"github.com/baton-llm/baton/internal/worker"
 )
 
 // series returns the router's own series by name and labels, without their
@@ -132,12 +133,20 @@ func TestLabelsAreBounded(t *testing.T) {
 			if got := r.do("POST", "http://"+r.adminAddr()+"/workers", body); got.status != http.StatusOK {
 				t.Fatal(got)
 			}
-			r.counts()
 			if i%10 != 9 || i < 29 {
 				r.do("DELETE", "http://"+r.adminAddr()+"/workers/"+fmt.Sprint(dead, i%10), "")
 			}
 		}
-		eventually(t, "only the workers that are left have series", func() bool { _, all := r.counts(); return all == 4 })
+		eventually(t, "only the workers that are left are there", func() bool {
+			var left []string
+			for _, role := range worker.Roles() {
+				for _, w := range r.pools[role].Snapshot().Workers {
+					left = append(left, w.Label())
+				}
+			}
+			slices.Sort(left)
+			return slices.Equal(left, slices.Sorted(slices.Values(values["worker"])))
+		})
 	}
 	traffic(1)
 	first := check()
@@ -182,12 +191,17 @@ func TestMatchedShare(t *testing.T) {
 	}
 	const key, matched = `baton_prefix_key_bytes_total{role="prefill"}`, `baton_prefix_matched_bytes_total{role="prefill"}`
 	prompt := strings.Repeat("all work and no play ", 100)
+	asked := 0.0
 	ask := func(prompt string) {
 		t.Helper()
+		asked++
 		body := fmt.Sprintf(`{"model":"m","prompt":%q}`, prompt)
 		if got := r.do("POST", "http://"+r.addr()+"/v1/completions", body, "Content-Type", "application/json"); got.status != http.StatusOK {
 			t.Fatal(got)
 		}
+		eventually(t, "the request is counted", func() bool {
+			return value(`baton_requests_total{route="completions",status="200"}`) == asked
+		})
 	}
 	ask(prompt)
 	if k, m := value(key), value(matched); k < float64(len(prompt)) || m != 0 {

@@ -422,8 +422,10 @@ func (f *fleet) counted(route string, status int) string {
 	return "0"
 }
 
-// scrape returns the metrics as text.
+// scrape returns the metrics as text, once what runs has come to rest: a request
+// is counted after its client has its answer.
 func (f *fleet) scrape() string {
+	synctest.Wait()
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(f.metrics, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	return w.Body.String()
