@@ -8,8 +8,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/baton-llm/baton/internal/policy"
 )
 
 // vllmRouter is the name under which baton is vllm-router: linked or copied to
@@ -33,6 +36,9 @@ type foreignFlag struct {
 	why        string
 	refused    bool // any other value than def is
 }
+
+// noKVEvents is why the flags of vllm-router's kv_aware policy have no effect.
+const noKVEvents = "KV events are not read yet; the router goes by which prompts it sent where"
 
 var foreignFlags = []foreignFlag{
 	{name: "eviction-interval", kind: "uint", def: "120", why: "the prefix index makes room as it goes"},
@@ -58,6 +64,16 @@ var foreignFlags = []foreignFlag{
 	{name: "otlp-traces-endpoint", kind: "string", why: "spans are not exported; trace headers are passed on"},
 	{name: "otel-sampling-ratio", kind: "float", def: "1.0", why: "spans are not exported; trace headers are passed on"},
 	{name: "otel-excluded-paths", kind: "list", why: "spans are not exported; trace headers are passed on"},
+	{name: "router-temperature", kind: "float", def: "0", why: noKVEvents},
+	{name: "kv-penalty-host", kind: "float", def: "0.8", why: noKVEvents},
+	{name: "kv-penalty-external", kind: "float", def: "0.6", why: noKVEvents},
+	{name: "kv-penalty-disk", kind: "float", def: "0.3", why: noKVEvents},
+	{name: "kv-aware-session-affinity-ttl-secs", kind: "uint", why: noKVEvents},
+	{name: "kv-event-source", kind: "list", why: noKVEvents},
+	{name: "kv-event-replay-source", kind: "list", why: noKVEvents},
+	{name: "kv-event-block-size", kind: "uint", def: "16", why: noKVEvents},
+	{name: "kv-event-model", kind: "string", why: noKVEvents},
+	{name: "pd-kv-events", kind: "list", why: noKVEvents},
 	{name: "selector", kind: "list", why: "see --service-discovery"},
 	{name: "prefill-selector", kind: "list", why: "see --service-discovery"},
 	{name: "decode-selector", kind: "list", why: "see --service-discovery"},
@@ -128,14 +144,20 @@ func (v *foreignValue) Set(s string) error {
 		}
 		same = strconv.FormatUint(n, 10) == v.flag.def
 	case "float":
-		if _, err := strconv.ParseFloat(s, 64); err != nil {
+		n, err := strconv.ParseFloat(s, 64)
+		if err != nil {
 			return errors.New("must be a number")
+		}
+		if def, err := strconv.ParseFloat(v.flag.def, 64); err == nil && n == def {
+			same = true
 		}
 	}
 	if v.flag.refused && !same {
 		return fmt.Errorf("not supported: %s", v.flag.why)
 	}
-	v.text = s
+	if v.text = s; same {
+		v.text = v.flag.def
+	}
 	return nil
 }
 
@@ -148,6 +170,20 @@ func lists() map[string]bool {
 		}
 	}
 	return all
+}
+
+// policyNamed returns the name here of a policy of vllm-router.
+func policyNamed(flag, name string) (string, error) {
+	switch {
+	case slices.Contains(policy.Names(), name):
+		return name, nil
+	case name == "sticky_least_loaded":
+		return "sticky", nil
+	case name == "kv_aware":
+		return "", fmt.Errorf("%s kv_aware is not supported: %s (%s)", flag, noKVEvents, policy.Default)
+	default:
+		return "", fmt.Errorf("%s: unknown policy %q: known are %s", flag, name, strings.Join(policy.Names(), ", "))
+	}
 }
 
 // checkEnvironment refuses a variable of vllm-router that asks for protection.

@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/baton-llm/baton/internal/worker"
 )
 
 // vllmRouterFlags are all flags of vllm-router, Python's included, with values
@@ -65,6 +68,16 @@ const vllmRouterFlags = `
 --otlp-traces-endpoint localhost:4317
 --otel-sampling-ratio 0.5
 --otel-excluded-paths /health /readiness
+--router-temperature 0.5
+--kv-penalty-host 0.8
+--kv-penalty-external 0.60
+--kv-penalty-disk 0.1
+--kv-aware-session-affinity-ttl-secs 60
+--kv-event-source http://a:8000=tcp://a:5557,tcp://a:5558
+--kv-event-replay-source http://a:8000=tcp://a:5559
+--kv-event-block-size 16
+--kv-event-model m
+--pd-kv-events http://p:8000=tcp://p:5557
 --selector app=vllm tier=gpu
 --prefill-selector app=p
 --decode-selector app=d
@@ -112,8 +125,9 @@ func TestVLLMRouterCommandLine(t *testing.T) {
 		t.Errorf("workers %+v", w)
 	}
 	want := "cors-allowed-origins decode-selector disable-retries enable-igw enable-trace eviction-interval-secs history-backend " +
-		"log-dir max-concurrent-requests otel-excluded-paths otel-sampling-ratio otlp-traces-endpoint prefill-selector profile " +
-		"rate-limit-tokens-per-second selector service-discovery-namespace service-discovery-port"
+		"kv-aware-session-affinity-ttl-secs kv-event-model kv-event-replay-source kv-event-source kv-penalty-disk " +
+		"log-dir max-concurrent-requests otel-excluded-paths otel-sampling-ratio otlp-traces-endpoint pd-kv-events prefill-selector profile " +
+		"rate-limit-tokens-per-second router-temperature selector service-discovery-namespace service-discovery-port"
 	if got := strings.Join(without(flags), " "); got != want {
 		t.Errorf("without effect are\n%s, want\n%s", got, want)
 	}
@@ -138,6 +152,19 @@ func TestDefaultPolicy(t *testing.T) {
 	}
 }
 
+// TestPolicyNames: a policy that has another name here is found by the old one.
+func TestPolicyNames(t *testing.T) {
+	t.Parallel()
+	_, cfg, err := parseServe(vllmRouter, strings.Fields("--policy sticky_least_loaded --decode-policy round_robin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[worker.Role]string{worker.Regular: "sticky", worker.Prefill: "sticky", worker.Decode: "round_robin"}
+	if !maps.Equal(cfg.policies, want) {
+		t.Errorf("policies %v, want %v", cfg.policies, want)
+	}
+}
+
 // TestRefusedFlags: what asks for something that would be missed ends the start,
 // and so does a value that vllm-router would not take.
 func TestRefusedFlags(t *testing.T) {
@@ -147,7 +174,7 @@ func TestRefusedFlags(t *testing.T) {
 		"--api-key-validation-urls http://auth", "--wasm-middleware a.wasm", "--wasm-middleware-sha256 00",
 		"--wasm-middleware-route /v1/completions", "--enable-program-scheduling", "--program-scheduling-config-json {}", "--mini-lb",
 		"--retry-max-retries many", "--retry-jitter-factor x", "--disable-retries=maybe", "--queue-size -1",
-		"--retry-max-retry 5",
+		"--retry-max-retry 5", "--policy kv_aware", "--prefill-policy kv_aware", "--decode-policy kv-aware",
 	} {
 		var stdout, stderr bytes.Buffer
 		flag, _, _ := strings.Cut(strings.Fields(args)[0], "=")

@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/baton-llm/baton/internal/discovery/zmq"
-	"github.com/baton-llm/baton/internal/policy"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -60,10 +59,9 @@ func (f *serveFlags) resolve(prefills []prefill) (config, error) {
 		{worker.Prefill, "--prefill-policy", cmp.Or(f.prefillPolicy, f.policy)},
 		{worker.Decode, "--decode-policy", cmp.Or(f.decodePolicy, f.policy)},
 	} {
-		if !slices.Contains(policy.Names(), p.name) {
-			return cfg, fmt.Errorf("%s: unknown policy %q: known are %s", p.flag, p.name, strings.Join(policy.Names(), ", "))
+		if cfg.policies[p.role], err = policyNamed(p.flag, p.name); err != nil {
+			return cfg, err
 		}
-		cfg.policies[p.role] = p.name
 	}
 	if len(f.requestIDHeaders) > 0 {
 		cfg.server.RequestIDHeaders = nil
