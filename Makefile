@@ -71,6 +71,14 @@ mutants: ## break the code as testdata/mutants.txt says; the tests must notice
 sdk: ## run the Python SDKs of OpenAI and Anthropic and LangChain against the demo
 	scripts/sdk-test
 
+.PHONY: js-sdk
+js-sdk: ## run the JavaScript SDK of OpenAI against the demo
+	scripts/js-sdk-test
+
+.PHONY: load
+load: ## run GuideLLM, a load generator, against the demo
+	scripts/load-test
+
 .PHONY: demo
 demo: ## start a router and a simulated fleet
 	$(GO) run ./cmd/baton demo

@@ -1,47 +1,22 @@
-"""Checks Baton with the SDKs of OpenAI and Anthropic and with LangChain's chat
-model, as applications would use it.
-
-usage: sdk_test.py URL
-
-The fleet behind the URL must serve at least one chat model and answer as vLLM
-does. Nothing is retried, so that every failure shows.
-"""
+"""OpenAI's SDK: chat, completions, responses, embeddings, and errors as its types."""
 
 import asyncio
-import sys
+import math
 import time
-import traceback
 
-import anthropic
-import langchain_openai
+import httpx
 import openai
-
-TIMEOUT = 60
-PROMPT = "Tell me how a relay race is run, from the first leg to the last."
-MESSAGES = [
-    {"role": "system", "content": "You answer at some length."},
-    {"role": "user", "content": PROMPT},
-]
-TOKENS = 24
-
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def equal(got, want, what):
-    assert got == want, f"{what}: got {got!r}, want {want!r}"
-
-
-def check_usage(usage, tokens=TOKENS):
-    assert usage is not None, "no usage"
-    assert usage.prompt_tokens > 0, f"prompt tokens: {usage.prompt_tokens}"
-    # The prefill leg asks for one token; that must not show.
-    assert 1 < usage.completion_tokens <= tokens, f"completion tokens: {usage.completion_tokens}"
-    equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens, "total tokens")
+from checks import (
+    MESSAGES,
+    PROMPT,
+    TIMEOUT,
+    TOKENS,
+    UNKNOWN,
+    check,
+    check_usage,
+    equal,
+    raises,
+)
 
 
 def check_reason(reason):
@@ -151,18 +126,6 @@ def completion_streamed_with_usage(client, model):
 
 
 @check
-def tools_are_passed_through(client, model):
-    tool = {
-        "type": "function",
-        "function": {"name": "pass_baton", "parameters": {"type": "object", "properties": {}}},
-    }
-    answer = client.chat.completions.create(
-        model=model, messages=MESSAGES, max_tokens=TOKENS, tools=[tool], tool_choice="none"
-    )
-    check_usage(answer.usage)
-
-
-@check
 def responses(client, model):
     answer = client.responses.create(model=model, input=PROMPT, max_output_tokens=TOKENS)
     equal(answer.object, "response", "object")
@@ -181,97 +144,81 @@ def responses_streamed(client, model):
     assert events[-1].type in ("response.completed", "response.incomplete"), events[-1].type
 
 
-def anthropic_of(client):
-    base = str(client.base_url).removesuffix("/").removesuffix("/v1")
-    return anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0, timeout=TIMEOUT)
+def embedded(client, model, texts, **parameters):
+    answer = client.embeddings.create(model=model, input=texts, **parameters)
+    equal(answer.object, "list", "object")
+    equal([d.index for d in answer.data], list(range(len(answer.data))), "indices")
+    equal(answer.usage.total_tokens, answer.usage.prompt_tokens, "total tokens")
+    assert answer.usage.prompt_tokens > 0, f"usage: {answer.usage}"
+    return [d.embedding for d in answer.data]
 
 
 @check
-def anthropic_message(client, model):
-    with anthropic_of(client) as claude:
-        answer = claude.messages.create(model=model, max_tokens=TOKENS, messages=MESSAGES[1:])
-    equal((answer.type, answer.role), ("message", "assistant"), "type and role")
-    assert answer.content[0].text, "no text"
-    assert answer.stop_reason in ("end_turn", "max_tokens"), answer.stop_reason
-    assert 1 < answer.usage.output_tokens <= TOKENS, f"usage: {answer.usage}"
+def embedding(client, model):
+    # The SDK asks for base64 and decodes it unless the format is set.
+    [vector] = embedded(client, model, PROMPT)
+    assert len(vector) > 4 and all(isinstance(f, float) for f in vector), vector
+    assert abs(math.hypot(*vector) - 1) < 1e-5, f"length {math.hypot(*vector)}"
+    equal(embedded(client, model, PROMPT, encoding_format="float"), [vector], "as floats")
 
 
 @check
-def anthropic_message_streamed(client, model):
-    with anthropic_of(client) as claude:
-        with claude.messages.stream(
-            model=model, max_tokens=TOKENS, messages=MESSAGES[1:], system="You answer at length."
-        ) as stream:
-            texts = list(stream.text_stream)
-            answer = stream.get_final_message()
-    assert len(texts) > 1, f"texts: {texts}"
-    equal("".join(texts), answer.content[0].text, "text of the message")
+def embeddings_of_several_inputs(client, model):
+    texts = [f"Runner {number}" for number in range(5)]
+    vectors = embedded(client, model, texts)
+    equal(len(set(map(tuple, vectors))), len(texts), "number of vectors")
+    equal(vectors[3:], embedded(client, model, texts[3:]), "the last ones alone")
 
 
 @check
-def anthropic_unknown_model_is_not_found(client, model):
-    with anthropic_of(client) as claude:
-        try:
-            claude.messages.create(
-                model=model + "-that-nobody-serves", max_tokens=TOKENS, messages=MESSAGES[1:]
-            )
-        except anthropic.NotFoundError as error:
-            equal(error.body["type"], "error", "type of the body")
-            equal(error.body["error"]["type"], "not_found_error", "type of the error")
-        else:
-            raise AssertionError("accepted")
-
-
-def chat_model(client, model):
-    return langchain_openai.ChatOpenAI(
-        model=model,
-        base_url=str(client.base_url),
-        api_key="unused",
-        max_retries=0,
-        timeout=TIMEOUT,
-        max_tokens=TOKENS,
+def embedding_of_token_ids(client, model):
+    base = client.base_url.copy_with(path="/tokenize")
+    answer = client.post(
+        str(base), cast_to=httpx.Response, body={"model": model, "prompt": PROMPT}
     )
+    ids = answer.json()["tokens"]
+    wanted = embedded(client, model, PROMPT)
+    equal(embedded(client, model, ids), wanted, "of ids")
+    equal(embedded(client, model, [ids, ids]), wanted * 2, "of lists of ids")
 
 
 @check
-def langchain_chat(client, model):
-    answer = chat_model(client, model).invoke([("system", "Be brief."), ("human", PROMPT)])
-    assert answer.content, f"no content: {answer}"
-    assert 1 < answer.usage_metadata["output_tokens"] <= TOKENS, answer.usage_metadata
+def embedding_with_fewer_dimensions(client, model):
+    [whole] = embedded(client, model, PROMPT)
+    [short] = embedded(client, model, PROMPT, dimensions=4)
+    scale = math.hypot(*whole[:4])
+    assert len(short) == 4, short
+    assert all(abs(s - w / scale) < 1e-5 for s, w in zip(short, whole)), (short, whole)
 
 
 @check
-def langchain_chat_streamed(client, model):
-    chunks = list(chat_model(client, model).stream(PROMPT, stream_usage=True))
-    texts = [c.content for c in chunks if c.content]
-    assert len(texts) > 1, f"texts: {texts}"
-    usages = [c.usage_metadata for c in chunks if c.usage_metadata]
-    assert usages and 1 < usages[-1]["output_tokens"] <= TOKENS, usages
+def embedding_errors(client, model):
+    create = client.embeddings.create
+    raises(openai.NotFoundError, create, model=model + UNKNOWN, input=PROMPT)
+    for parameters in ({"input": ""}, {"input": PROMPT, "dimensions": 0}, {"input": [[-1]]}):
+        error = raises(openai.BadRequestError, create, model=model, **parameters)
+        assert error.body["message"], f"no message: {error.body}"
 
 
 @check
 def unknown_model_is_not_found(client, model):
     for stream in (False, True):
-        try:
-            client.chat.completions.create(
-                model=model + "-that-nobody-serves", messages=MESSAGES, stream=stream
-            )
-        except openai.NotFoundError as error:
-            equal(error.status_code, 404, "status")
-            assert error.code, f"no code: {error.body}"
-            assert error.body["message"], f"no message: {error.body}"
-        else:
-            raise AssertionError("accepted")
+        error = raises(
+            openai.NotFoundError,
+            client.chat.completions.create,
+            model=model + UNKNOWN,
+            messages=MESSAGES,
+            stream=stream,
+        )
+        equal(error.status_code, 404, "status")
+        assert error.code, f"no code: {error.body}"
+        assert error.body["message"], f"no message: {error.body}"
 
 
 def refused(client, **parameters):
-    try:
-        client.chat.completions.create(**parameters)
-    except openai.BadRequestError as error:
-        equal(error.status_code, 400, "status")
-        assert error.body["message"], f"no message: {error.body}"
-        return
-    raise AssertionError(f"accepted: {parameters}")
+    error = raises(openai.BadRequestError, client.chat.completions.create, **parameters)
+    equal(error.status_code, 400, "status")
+    assert error.body["message"], f"no message: {error.body}"
 
 
 @check
@@ -287,16 +234,6 @@ def parameter_out_of_range_is_a_bad_request(client, model):
 @check
 def messages_of_wrong_type_are_a_bad_request(client, model):
     refused(client, model=model, messages=MESSAGES, extra_body={"messages": 7})
-
-
-@check
-def stream_closed_early(client, model):
-    stream = client.chat.completions.create(
-        model=model, messages=MESSAGES, max_tokens=TOKENS, stream=True
-    )
-    next(iter(stream))
-    stream.close()
-    chat(client, model)
 
 
 @check
@@ -318,30 +255,3 @@ def many_at_once(client, model):
     for chunks in streams:
         check_chunks(chunks, usage_wanted=False)
     equal(len({chunks[0].id for chunks in streams}), len(streams), "number of ids")
-
-
-def main():
-    if len(sys.argv) != 2:
-        sys.exit("usage: sdk_test.py URL")
-    base = sys.argv[1].rstrip("/") + "/v1"
-    failed = 0
-    with openai.OpenAI(
-        base_url=base, api_key="unused", max_retries=0, timeout=TIMEOUT
-    ) as client:
-        model = client.models.list().data[0].id
-        for function in CHECKS:
-            name = function.__name__
-            try:
-                function(client, model)
-            except Exception:
-                failed += 1
-                print("FAIL", name, flush=True)
-                traceback.print_exc(file=sys.stdout)
-            else:
-                print("ok  ", name, flush=True)
-    print(f"{len(CHECKS) - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
