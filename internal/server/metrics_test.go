@@ -149,7 +149,7 @@ func TestVLLMRouterMetrics(t *testing.T) {
 			`vllm_router_pd_request_duration_seconds_sum{route="/v1/chat/completions"}`:                   14,
 			`vllm_router_requests_total{route="/v1/completions"}`:                                         0,
 			`vllm_router_request_errors_total{error_type="non_retryable_error",route="/v1/completions"}`:  3,
-			`vllm_router_pd_requests_total{route="/v1/completions"}`:                                      2,
+			`vllm_router_pd_requests_total{route="/v1/completions"}`:                                      0,
 			`vllm_router_pd_errors_total{error_type="non_retryable_error"}`:                               2,
 			`vllm_router_request_errors_total{error_type="non_retryable_error",route="other"}`:            1,
 			`vllm_router_request_errors_total{error_type="no_available_workers",route="/v1/completions"}`: 0,

@@ -52,7 +52,7 @@ func newVLLMRouterMetrics(reg prometheus.Registerer) *vllmRouterMetrics {
 		embeddings:        counter("embeddings_total", "Embedding requests answered with 2xx.").WithLabelValues(),
 		embeddingErrors:   counter("embeddings_errors_total", "Embedding requests that failed.", "error_type"),
 		embeddingDuration: one(histogram("embeddings_duration_seconds", "Time of embedding requests answered with 2xx.")),
-		pdRequests:        counter("pd_requests_total", "Requests that prefill and decode shared.", "route"),
+		pdRequests:        counter("pd_requests_total", "Requests that prefill and decode shared, answered with 2xx.", "route"),
 		pdErrors:          counter("pd_errors_total", "Requests that prefill and decode shared and that failed.", "error_type"),
 		pdDuration:        histogram("pd_request_duration_seconds", "Time of requests that prefill and decode shared.", "route"),
 	}
@@ -77,7 +77,6 @@ func (m *vllmRouterMetrics) observe(e *exchangeLog, status int, d time.Duration)
 		}
 	}
 	if paired {
-		m.pdRequests.WithLabelValues(route).Inc()
 		m.pdDuration.WithLabelValues(route).Observe(d.Seconds())
 	}
 	embeds := route == "/v1/embeddings"
@@ -92,6 +91,9 @@ func (m *vllmRouterMetrics) observe(e *exchangeLog, status int, d time.Duration)
 		return
 	}
 	m.requests.WithLabelValues(route).Inc()
+	if paired {
+		m.pdRequests.WithLabelValues(route).Inc()
+	}
 	switch {
 	case embeds:
 		m.embeddings.Inc()
