@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -281,6 +282,65 @@ func TestAffinityIsKept(t *testing.T) {
 			}
 			if got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
+			}
+		})
+	}
+}
+
+// TestPlacementOfVLLMRouter: consistent_hash places requests where release 0.1.17 of
+// vllm-router, asked with the same requests in front of five workers, placed them.
+// Digits are workers.
+func TestPlacementOfVLLMRouter(t *testing.T) {
+	t.Parallel()
+	const (
+		chat      = `{"model":"demo","max_tokens":1,"messages":[{"role":"user","content":"hi %[1]d"}]}`
+		inSession = `{"model":"demo","messages":[{"role":"user","content":"hi %[1]d"}],"session_params":{"session_id":"sp%[2]s"}}`
+	)
+	repeated := func(n int) func(i int) string {
+		return func(i int) string { return strings.Repeat(strconv.Itoa(i), n) }
+	}
+	for _, c := range []struct {
+		name, path, body string
+		second           func(i int) string // %[2]s of the body
+		field, value     string             // %d of the value is the number of the request
+		want             string
+	}{
+		{name: "x-session-id", path: "/v1/chat/completions", body: chat, field: "X-Session-Id", value: "session-%d", want: "030114143333102142003201"},
+		{name: "x-user-id", path: "/v1/chat/completions", body: chat, field: "X-User-Id", value: "user %d", want: "343100201112324200010133"},
+		{name: "x-tenant-id", path: "/v1/chat/completions", body: chat, field: "X-Tenant-Id", value: "t%d", want: "300331231000402224234304"},
+		{name: "session_params", path: "/v1/chat/completions", body: inSession, second: repeated(1), want: "404413210044201123140234"},
+		{name: "prompt", path: "/v1/completions", body: `{"model":"demo","prompt":"prompt %[1]d"}`, want: "131224012323040422042020"},
+		{
+			name: "long prompt", path: "/v1/completions", body: `{"model":"demo","prompt":"%[2]s"}`,
+			second: func(i int) string { return strings.Repeat(fmt.Sprintf("prompt %d ", i), 30) }, want: "044244403203310232114444",
+		},
+		{name: "prompts", path: "/v1/completions", body: `{"model":"demo","prompt":["a%[1]d","b"]}`, want: "002123410200122013142230"},
+		{name: "user", path: "/v1/responses", body: `{"model":"demo","input":"x","user":"u%[1]d"}`, want: "221311121320101011444441"},
+		{name: "session_id", path: "/v1/responses", body: `{"model":"demo","input":"x","session_id":"s%[1]d"}`, want: "002114311123114110203210"},
+		{name: "user_id", path: "/v1/responses", body: `{"model":"demo","input":"x","user_id":"s%[1]d"}`, want: "244123003331400132214344"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			ch := newChoosing(t, "consistent_hash")
+			for i := range 5 {
+				ch.add("", fmt.Sprintf("regular/127.0.0.1:%d", 18501+i))
+			}
+			ch.pools[worker.Regular].Reconcile() // else the first one is a choice before there is a ring
+			var got strings.Builder
+			for i := range len(c.want) {
+				args := []any{i}
+				if c.second != nil {
+					args = append(args, c.second(i))
+				}
+				var fields []exchange.Field
+				if c.field != "" {
+					fields = append(fields, exchange.Field{Name: c.field, Value: fmt.Sprintf(c.value, i)})
+				}
+				_, out := ch.do(c.path, fmt.Sprintf(c.body, args...), fields...)
+				got.WriteString(strconv.Itoa(int(out.Legs[0].Worker.URL[len("http://127.0.0.1:1850")]) - '1'))
+			}
+			if got.String() != c.want {
+				t.Errorf("requests go to\n%s, want\n%s", got.String(), c.want)
 			}
 		})
 	}

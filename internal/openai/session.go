@@ -27,7 +27,8 @@ var sessionMembers = []struct {
 // is none.
 type Session struct {
 	// Key says where the name comes from too, as vllm-project/router writes it
-	// to hash it: header:NAME:ID, session:ID or user:ID.
+	// to hash it: header:NAME:ID, session:ID or user:ID. It is empty where that
+	// hashes the name as it hashes prompts: session_params of a chat.
 	Key string
 	ID  string // the name itself
 }
@@ -43,6 +44,8 @@ func (r *Request) Session(field func(name string) string) Session {
 	for _, m := range sessionMembers {
 		v := r.Doc.Value(m.member)
 		switch id, _ := v.Text(); {
+		case strings.TrimSpace(id) != "" && m.member == SessionParamsID && r.Route != nil && r.Route.Name == "chat":
+			return Session{ID: strings.TrimSpace(id)}
 		case strings.TrimSpace(id) != "":
 			return newSession(m.key, id)
 		case v.Kind == Number:

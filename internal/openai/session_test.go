@@ -21,7 +21,7 @@ func TestSession(t *testing.T) {
 		{"tenant", map[string]string{"X-Tenant-Id": "t"}, `{}`, "header:x-tenant-id:t", "t"},
 		// Case 3.37: they never name a session.
 		{"ids of one request", map[string]string{"X-Request-Id": "r", "X-Correlation-Id": "c", "X-Trace-Id": "t"}, `{"request_id":"r"}`, "", ""},
-		{"session parameters", nil, `{"user":"u","session_id":"x","session_params":{"session_id":"s"}}`, "session:s", "s"},
+		{"session parameters", nil, `{"user":"u","session_id":"x","session_params":{"session_id":" s "}}`, "", "s"},
 		{"user", nil, `{"session_id":"x","user":"u"}`, "user:u", "u"},
 		{"session", nil, `{"user_id":"x","session_id":"s"}`, "session:s", "s"},
 		{"user id", nil, `{"user_id":"u","prompt_cache_key":"x"}`, "user:u", "u"},
@@ -38,6 +38,22 @@ func TestSession(t *testing.T) {
 				t.Errorf("session %+v, want %+v", got, want)
 			}
 		})
+	}
+}
+
+// TestSessionOfParameters: vllm-router hashes session_params of a chat as it hashes
+// a prompt, and elsewhere as a session.
+func TestSessionOfParameters(t *testing.T) {
+	t.Parallel()
+	const body = `{"session_params":{"session_id":"s"}}`
+	for path, want := range map[string]openai.Session{
+		"/v1/chat/completions": {ID: "s"},
+		"/v1/responses":        {Key: "session:s", ID: "s"},
+		"/v1/completions":      {Key: "session:s", ID: "s"},
+	} {
+		if got := request(t, path, body).Session(func(string) string { return "" }); got != want {
+			t.Errorf("%s: session %+v, want %+v", path, got, want)
+		}
 	}
 }
 

@@ -59,11 +59,12 @@ func (p *ConsistentHash) Prepare(r *Request, s *worker.Snapshot) Choice {
 // hashKey returns the string to hash for a request, "" if nothing tells it from
 // others.
 func hashKey(r *Request) string {
-	if s := r.sessionOf(); s.Key != "" {
+	s := r.sessionOf()
+	if s.Key != "" {
 		return s.Key
 	}
 	const short = 100
-	switch text := r.placementOf(); {
+	switch text := cmp.Or(s.ID, r.placementOf()); {
 	case text == "":
 		return ""
 	case len(text) > short:
