@@ -79,6 +79,10 @@ js-sdk: ## run the JavaScript SDK of OpenAI against the demo
 load: ## run GuideLLM, a load generator, against the demo
 	scripts/load-test
 
+.PHONY: peer
+peer: ## compare the speed of baton with that of vllm-router
+	scripts/peer-test
+
 .PHONY: demo
 demo: ## start a router and a simulated fleet
 	$(GO) run ./cmd/baton demo
