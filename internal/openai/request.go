@@ -44,6 +44,7 @@ const (
 	SessionID
 	UserID
 	PromptCacheKey
+	ToolChoiceType
 )
 
 var members = NewPaths(
@@ -86,6 +87,7 @@ var members = NewPaths(
 	"session_id",
 	"user_id",
 	"prompt_cache_key",
+	"tool_choice.type",
 )
 
 // Request is what the router knows of one client request. Doc refers to the

@@ -157,6 +157,26 @@ var legs = []struct{ name, path, body, prefill, decode string }{
 		`{"background":null,"input":"hi","previous_response_id":null,"kv_transfer_params":KV}`,
 	},
 
+	// vLLM parses a named call's arguments, of which one token leaves a part, and
+	// fails; the prompt of any other choice is the same.
+	{
+		"messages, a tool named", messages,
+		`{"messages":[],"max_tokens":16,"tools":[],"tool_choice":{"type":"tool","name":"t"}}`,
+		`{"messages":[],"max_tokens":1,"tools":[],"tool_choice":{"type":"any","name":"t"},"kv_transfer_params":ASK}`,
+		`{"messages":[],"max_tokens":16,"tools":[],"tool_choice":{"type":"tool","name":"t"},"kv_transfer_params":KV}`,
+	},
+	{
+		"messages, a tool or none", messages,
+		`{"messages":[],"max_tokens":16,"tool_choice":{"type":"none"}}`,
+		`{"messages":[],"max_tokens":1,"tool_choice":{"type":"none"},"kv_transfer_params":ASK}`,
+		`{"messages":[],"max_tokens":16,"tool_choice":{"type":"none"},"kv_transfer_params":KV}`,
+	},
+	{
+		"chat, a tool named", chat,
+		`{"messages":[],"max_tokens":16,"tool_choice":{"type":"tool"}}`,
+		`{"messages":[],"max_tokens":1,"tool_choice":{"type":"tool"},"kv_transfer_params":ASK}`,
+		`{"messages":[],"max_tokens":16,"tool_choice":{"type":"tool"},"kv_transfer_params":KV}`,
+	},
 	{
 		"messages", messages,
 		`{"max_tokens":50,"system":"s","messages":[],"stream":true}`,

@@ -130,6 +130,7 @@ var limitFields = map[string][]struct {
 var (
 	rawFalse = []byte("false")
 	rawOne   = []byte("1")
+	rawAny   = []byte(`"any"`)
 )
 
 // prefillEdits are the edits that make any client request one for the prompt
@@ -158,8 +159,16 @@ func prefillEdits(r *openai.Request) []openai.Edit {
 	if present(openai.Stream) {
 		edits = append(edits, openai.Edit{Path: openai.Stream, Raw: rawFalse})
 	}
-	if r.Route.Name == "responses" {
+	switch r.Route.Name {
+	case "responses":
 		edits = append(edits, openai.Edit{Path: openai.Store, Raw: rawFalse})
+	case "messages":
+		// vLLM parses the arguments of a call of the tool named, which one token
+		// cuts off, and fails. A call of any tool that is cut off is none, and the
+		// prompt is the same.
+		if kind, _ := r.Doc.Value(openai.ToolChoiceType).Text(); kind == "tool" {
+			edits = append(edits, openai.Edit{Path: openai.ToolChoiceType, Raw: rawAny})
+		}
 	}
 	return edits
 }

@@ -91,6 +91,22 @@ def anthropic_tool_use_streamed(client, model):
 
 
 @check
+def anthropic_tool_named(client, model):
+    choice = {"type": "tool", "name": NAME}
+    for stream in (False, True):
+        with anthropic_of(client) as claude:
+            request = forced(model, f"anthropic_tool_named stream {stream}", tool_choice=choice)
+            if stream:
+                with claude.messages.stream(**request) as events:
+                    answer = events.get_final_message()
+            else:
+                answer = claude.messages.create(**request)
+        [block] = answer.content
+        equal((block.type, block.name), ("tool_use", NAME), "type and name")
+        check_arguments(block.input)
+
+
+@check
 def anthropic_tool_result_is_answered(client, model):
     with anthropic_of(client) as claude:
         first = forced(model, "anthropic_tool_result")
