@@ -30,21 +30,21 @@ func (r *run) plain(roles ...worker.Role) error {
 			return err
 		}
 		w := lease.Worker()
+		err = r.plainLeg(lease, why, roles, except)
+		notStored := errors.Is(err, errNotStored)
+		if !notStored && !exchange.Unsent(err) {
+			return err
+		}
+		takeBack(r.undo)
 		except = append(except, w)
-		err = r.plainLeg(lease, why, func() bool { return r.candidate(roles, except) })
-		if errors.Is(err, errNotStored) {
-			takeBack(r.undo)
-			try--
+		if notStored {
+			try-- // a search, no failure
 			failed = &Error{
 				Status: http.StatusNotFound, Code: "response_not_found",
 				Message: "no worker that is ready has this response stored",
 			}
 			continue
 		}
-		if !exchange.Unsent(err) {
-			return err
-		}
-		takeBack(r.undo)
 		if try == maxTries || r.ctx.Err() != nil {
 			return err
 		}
@@ -76,10 +76,10 @@ func (r *run) pickPlain(roles []worker.Role, except []*worker.Worker) (*worker.L
 	return nil, policy.Why{}, last
 }
 
-// candidate reports whether one of the roles has a candidate.
-func (r *run) candidate(roles []worker.Role, except []*worker.Worker) bool {
+// others reports whether one of the roles has a candidate besides w.
+func (r *run) others(roles []worker.Role, except []*worker.Worker, w *worker.Worker) bool {
 	want := r.want()
-	want.Except = except
+	want.Except = append(slices.Clip(except), w)
 	return slices.ContainsFunc(roles, func(role worker.Role) bool {
 		_, err := worker.Pick(worker.Need{Pool: r.d.deps.Pools[role], Take: worker.Check, Want: want})
 		return err == nil
@@ -92,10 +92,10 @@ var errNotStored = errors.New("not stored there")
 // maxNotStored is how much is read of an answer that is not passed on.
 const maxNotStored = 64 << 10
 
-// plainLeg sends the one leg and relays its answer. more reports whether another
-// worker could be asked for a stored response, if this one does not have it: then
-// the error is errNotStored.
-func (r *run) plainLeg(lease *worker.Lease, why policy.Why, more func() bool) error {
+// plainLeg sends the one leg and relays its answer. If the worker does not have a
+// stored response, and one of the roles has another one to be asked, the error is
+// errNotStored.
+func (r *run) plainLeg(lease *worker.Lease, why policy.Why, roles []worker.Role, except []*worker.Worker) error {
 	w := lease.Worker()
 	fields := pd.LegFields(r.legID(), w)
 	l := r.newLeg(lease, why)
@@ -103,7 +103,7 @@ func (r *run) plainLeg(lease *worker.Lease, why policy.Why, more func() bool) er
 	if err := l.send(r.head(fields), r.call.Request.Body); err != nil {
 		return r.legError(w.ID().Role, err)
 	}
-	if l.answer.Status == http.StatusNotFound && r.call.Request.Stored() && more() {
+	if l.answer.Status == http.StatusNotFound && r.call.Request.Stored() && r.others(roles, except, w) {
 		_, _ = readAnswer(l, maxNotStored) // the connection is kept
 		return errNotStored
 	}
