@@ -189,6 +189,11 @@ func (l *leg) close() {
 	}
 	l.closed = true
 	if l.alone.Load() && !l.ended && l.answer != nil {
+		// The request is over for this leg: what comes of it now is not its outcome.
+		l.r.mu.Lock()
+		last := *l.record
+		l.r.mu.Unlock()
+		l.record = &last
 		l.r.d.background.Go(func() {
 			_, _ = io.Copy(io.Discard, l) // its end is all that counts
 			l.shut()
