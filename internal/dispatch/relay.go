@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,18 +16,32 @@ const relayBuffer = 32 << 10
 var buffers = sync.Pool{New: func() any { return new([relayBuffer]byte) }}
 
 // relay passes the leg's answer on as it comes, read by read. The leg is closed
-// when the worker has sent its last byte, before that byte is passed on.
+// when the worker has sent its last byte, before that byte is passed on. The head
+// of an answer in one piece goes with the first bytes of its body, so that one
+// that breaks off before them is an error like any other.
 func (r *run) relay(l *leg) error {
+	if !l.answer.Fields.InOnePiece() {
+		if err := r.begin(l.answer); err != nil {
+			return err
+		}
+		return r.relayRest(l, nil, nil)
+	}
+	buf := buffers.Get().(*[relayBuffer]byte)
+	defer buffers.Put(buf)
+	n, err := l.Read(buf[:])
+	if n == 0 && err != nil && err != io.EOF { //nolint:errorlint // leg.Read returns io.EOF itself
+		return r.legError(l.lease.Worker().ID().Role, err)
+	}
 	if err := r.begin(l.answer); err != nil {
 		return err
 	}
-	return r.relayRest(l, nil, nil)
+	return r.relayRest(l, buf[:n], err)
 }
 
 // relayRest passes a body on whose head was sent. first is what a first read
 // of it returned, with its error; it may be empty.
 func (r *run) relayRest(l *leg, first []byte, err error) error {
-	stream := isStream(l.answer.Fields)
+	stream := l.answer.Fields.IsStream()
 	buf := buffers.Get().(*[relayBuffer]byte)
 	defer buffers.Put(buf)
 	var end streamEnd
@@ -63,7 +76,7 @@ func (r *run) begin(a *exchange.Answer) error {
 		return errClientGone
 	}
 	fields := a.Fields.EndToEnd().Set("X-Request-Id", r.call.ID)
-	if isStream(fields) && fields.Get("X-Accel-Buffering") == "" {
+	if fields.IsStream() && fields.Get("X-Accel-Buffering") == "" {
 		// nginx, and what follows it, would hold the stream back.
 		fields = fields.Set("X-Accel-Buffering", "no")
 	}
@@ -105,10 +118,6 @@ func (r *run) broken(l *leg, err error, stream bool, end streamEnd) error {
 	}
 	r.sink.Abort()
 	return e
-}
-
-func isStream(f exchange.Fields) bool {
-	return strings.HasPrefix(f.Get("Content-Type"), "text/event-stream")
 }
 
 // streamEnd keeps the last bytes of a stream: whether an event is open there.

@@ -35,6 +35,17 @@ func (f Fields) Set(name, value string) Fields {
 	return append(f, Field{name, value})
 }
 
+// IsStream reports whether they are of a stream of server-sent events.
+func (f Fields) IsStream() bool {
+	return strings.HasPrefix(f.Get("Content-Type"), "text/event-stream")
+}
+
+// InOnePiece reports whether they are of an answer that is made before it is
+// sent: its length is known. Nobody waits for the head of such an answer alone.
+func (f Fields) InOnePiece() bool {
+	return f.Get("Content-Length") != "" && !f.IsStream()
+}
+
 // Del removes all values of a name. The array is reused.
 func (f Fields) Del(name string) Fields {
 	kept := f[:0]
@@ -93,8 +104,9 @@ type Head struct {
 
 // Sink takes one answer to a client. It is used from one goroutine.
 type Sink interface {
-	// Start sends status and fields at once. It is called at most once, before
-	// Write.
+	// Start sends status and fields at once, but for those of an answer in one
+	// piece, which may go with the first bytes of its body. It is called at most
+	// once, before Write.
 	Start(status int, f Fields) error
 	// Write sends body bytes at once. It does not keep p.
 	Write(p []byte) error

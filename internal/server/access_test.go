@@ -412,3 +412,29 @@ func wantPanicLogged(t *testing.T, f *fleet) {
 		t.Errorf("%v", lines)
 	}
 }
+
+// An answer in one piece that breaks off, or stalls, before its first byte is told
+// as an error, although its head said 200: nothing of it was passed on.
+func TestBrokenBeforeTheFirstByte(t *testing.T) {
+	for name, engines := range map[string][]enginesim.Config{"worker": {{}}, "decode": pdEngines()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := start(t, options{engines: engines})
+				last := f.engines[len(f.engines)-1]
+				undo := last.Fault(enginesim.Fault{Action: "raw", Body: "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"})
+				if a := f.post("/v1/completions", comp); a.status != 502 || a.code() != name+"_failed" || a.err != nil {
+					t.Errorf("%+v", a)
+				}
+				undo()
+				defer last.Fault(enginesim.Fault{Point: "first", Action: "hang"})()
+				if a := f.post("/v1/completions", comp); a.status != 504 || a.code() != "first_byte_timeout" || a.err != nil {
+					t.Errorf("%+v", a)
+				}
+				if f.counted("completions", 200) != "0" || f.counted("completions", 502) != "1" || f.counted("completions", 504) != "1" {
+					t.Error(f.scrape())
+				}
+				time.Sleep(time.Minute) // hand-offs of failed requests expire
+			})
+		})
+	}
+}

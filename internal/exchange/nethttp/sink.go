@@ -50,6 +50,9 @@ func (s *Sink) Start(status int, f exchange.Fields) error {
 	s.status = status
 	s.extend()
 	s.w.WriteHeader(status)
+	if f.InOnePiece() {
+		return nil
+	}
 	return s.rc.Flush()
 }
 
