@@ -9,6 +9,7 @@
 package pd
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -131,6 +132,8 @@ var (
 	rawFalse = []byte("false")
 	rawOne   = []byte("1")
 	rawAny   = []byte(`"any"`)
+	rawAbort = []byte("abort")
+	rawError = []byte("error")
 )
 
 // prefillEdits are the edits that make any client request one for the prompt
@@ -223,7 +226,12 @@ func readAnswer(d *openai.Doc, body []byte) error {
 	if status, _ := d.Value(answerStatus).Text(); status == "failed" || status == "cancelled" {
 		return &FailedError{Reason: "status " + status}
 	}
-	if reason := finishReason(d.Value(answerChoices).Raw); reason == "abort" || reason == "error" {
+	choices := d.Value(answerChoices).Raw
+	// Nearly all answers have neither word, and need no parsing.
+	if !bytes.Contains(choices, rawAbort) && !bytes.Contains(choices, rawError) {
+		return nil
+	}
+	if reason := finishReason(choices); reason == "abort" || reason == "error" {
 		return &FailedError{Reason: "finish_reason " + reason}
 	}
 	return nil
