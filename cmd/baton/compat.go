@@ -83,7 +83,6 @@ var foreignFlags = []foreignFlag{
 	{name: "service-discovery", kind: "bool", def: "false", refused: true, why: "pods are not watched yet; workers register over ZMQ (--vllm-discovery-address) or with POST /workers"},
 	{name: "backend", kind: "string", def: "vllm", refused: true, why: "vllm alone is served"},
 	{name: "runtime", kind: "string", def: "vllm", refused: true, why: "vllm alone is served"},
-	{name: "intra-node-data-parallel-size", kind: "uint", def: "1", refused: true, why: "name each rank as a worker: URL@0 URL@1"},
 	{name: "api-key-validation-urls", kind: "list", refused: true, why: "keys of clients are not checked yet, and an open router is not what it asks for"},
 	{name: "wasm-middleware", kind: "string", refused: true, why: "there is no WebAssembly middleware"},
 	{name: "wasm-middleware-sha256", kind: "string", refused: true, why: "there is no WebAssembly middleware"},

@@ -31,7 +31,7 @@ const vllmRouterFlags = `
 --request-timeout-secs 1800
 --worker-startup-timeout-secs 600
 --worker-startup-check-interval 30
---intra-node-data-parallel-size 1
+--intra-node-data-parallel-size 2
 --backend vllm
 --runtime vllm
 --enable-igw
@@ -170,7 +170,7 @@ func TestPolicyNames(t *testing.T) {
 func TestRefusedFlags(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
-		"--service-discovery", "--backend openai", "--runtime trtllm", "--intra-node-data-parallel-size 8",
+		"--service-discovery", "--backend openai", "--runtime trtllm", "--intra-node-data-parallel-size 0",
 		"--api-key-validation-urls http://auth", "--wasm-middleware a.wasm", "--wasm-middleware-sha256 00",
 		"--wasm-middleware-route /v1/completions", "--enable-program-scheduling", "--program-scheduling-config-json {}", "--mini-lb",
 		"--retry-max-retries many", "--retry-jitter-factor x", "--disable-retries=maybe", "--queue-size -1",

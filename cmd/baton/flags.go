@@ -49,6 +49,7 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 	// --prefill is cut out before; it is registered for the help text alone.
 	flags.StringArray("prefill", nil, "prefill workers: URL[@RANK] [BOOTSTRAP_PORT|none], repeatable")
 	flags.StringArrayVar(&f.workers.Decode, "decode", nil, "decode worker: URL[@RANK], repeatable")
+	flags.IntVar(&f.workers.Ranks, "intra-node-data-parallel-size", 1, "data-parallel ranks of each engine named without @RANK; each is a worker of its own")
 	flags.BoolVar(&f.pdDisaggregation, "vllm-pd-disaggregation", false, "accepted for vllm-router command lines: P/D follows from the workers there are")
 	flags.StringVar(&f.connector, "kv-connector", "nixl", "KV connector of prefill and decode workers whose registration does not tell: "+strings.Join(connectors, ", "))
 	flags.StringVar(&f.discovery.Address, "vllm-discovery-address", "", "HOST:PORT to take registrations over ZMQ on")

@@ -154,7 +154,7 @@ func (r *router) listen(ctx context.Context, metrics *prometheus.Registry) error
 		admin.Policies{ByRole: r.policies, Pools: r.pools}.Mount(guarded{mux}) // clients end their sessions
 		if mux == adminMux || r.cfg.adminOnPublic {
 			(&admin.Admin{Pools: r.pools, Registry: r.registry, Health: r.health, Breaker: r.breaker}).Mount(guarded{mux})
-			(&api.API{Registry: r.registry, Pools: r.pools, Dialect: r.cfg.workers.Dialect}).Mount(guarded{mux})
+			(&api.API{Registry: r.registry, Pools: r.pools, Dialect: r.cfg.workers.Dialect, Ranks: r.cfg.workers.Ranks}).Mount(guarded{mux})
 		}
 	}
 	metricsHandler := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})

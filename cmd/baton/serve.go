@@ -93,6 +93,7 @@ func check(cfg config, f *serveFlags) error {
 		bad  bool
 		text string
 	}{
+		{cfg.workers.Ranks < 1 || cfg.workers.Ranks > worker.MaxRank+1, fmt.Sprintf("--intra-node-data-parallel-size must be between 1 and %d", worker.MaxRank+1)},
 		{cfg.server.MaxPayload <= 0, "--max-payload-size must be above 0"},
 		{cfg.health.Timeout <= 0, "--health-check-timeout-secs must be above 0"},
 		{cfg.health.Interval <= 0, "--health-check-interval-secs must be above 0"},

@@ -37,6 +37,19 @@ func ParseURL(s string) (base string, rank worker.Rank, err error) {
 	return origin.String() + strings.TrimRight(path, "/"), rank, nil
 }
 
+// Ranks returns the ranks that a URL stands for when each engine has n of them:
+// all of them, unless the URL names one or there is but one.
+func Ranks(named worker.Rank, n int) []worker.Rank {
+	if named != 0 || n <= 1 {
+		return []worker.Rank{named}
+	}
+	all := make([]worker.Rank, 0, n)
+	for i := range n {
+		all = append(all, worker.AtRank(i))
+	}
+	return all
+}
+
 // cutRank takes @rank off the end. Its errors do not show what comes before,
 // which may be a password.
 func cutRank(s string) (rest string, rank worker.Rank, err error) {

@@ -29,6 +29,7 @@ type API struct {
 	Registry *registry.Registry
 	Pools    map[worker.Role]*worker.Pool
 	Dialect  string // of prefill and decode workers that name none
+	Ranks    int    // data-parallel ranks of an engine named without one; 0 or 1: none
 }
 
 // addRequest is the body of POST /workers. Fields of vllm-router that Baton has
@@ -55,7 +56,9 @@ func (a *API) Mount(mux Mux) {
 }
 
 // add answers 200 with the worker's id, 400 for a bad request, 413 for one over
-// 1 MiB and 409 if the registry is full. Adding a worker again renews its TTL.
+// 1 MiB and 409 if the registry is full. Adding a worker again renews its TTL. Of
+// an engine whose ranks are workers of their own, the answer has all of them in
+// workers.
 func (a *API) add(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
@@ -75,16 +78,23 @@ func (a *API) add(w http.ResponseWriter, r *http.Request) {
 		Fail(w, http.StatusBadRequest, "ADD_WORKER_FAILED", err.Error())
 		return
 	}
-	id, change, err := a.Registry.Register(Source, reg, time.Duration(req.TTLSecs*float64(time.Second)))
-	if err != nil {
-		Fail(w, http.StatusConflict, "ADD_WORKER_FAILED", err.Error())
-		return
+	var message string
+	var views []map[string]any
+	for _, rank := range discovery.Ranks(reg.ID.Rank, a.Ranks) {
+		reg.ID.Rank = rank
+		id, change, err := a.Registry.Register(Source, reg, time.Duration(req.TTLSecs*float64(time.Second)))
+		if err != nil {
+			Fail(w, http.StatusConflict, "ADD_WORKER_FAILED", err.Error())
+			return
+		}
+		message = fmt.Sprintf("worker %s %s", id.Label(), change)
+		views = append(views, map[string]any{"url": id.Label(), "worker_type": id.Role.String(), "generation": id.Generation})
 	}
-	Reply(w, http.StatusOK, map[string]any{
-		"success": true,
-		"message": fmt.Sprintf("worker %s %s", id.Label(), change),
-		"worker":  map[string]any{"url": id.Label(), "worker_type": id.Role.String(), "generation": id.Generation},
-	})
+	answer := map[string]any{"success": true, "message": message, "worker": views[0]}
+	if len(views) > 1 {
+		answer["message"], answer["workers"] = fmt.Sprintf("%d ranks of %s registered", len(views), reg.ID.URL), views
+	}
+	Reply(w, http.StatusOK, answer)
 }
 
 func (a *API) registration(req *addRequest) (worker.Registration, error) {
@@ -125,7 +135,8 @@ func parseRole(s string) (worker.Role, error) {
 	return 0, fmt.Errorf("worker_type %q must be regular, prefill or decode", s)
 }
 
-// remove takes a worker out, from every role unless ?worker_type= names one.
+// remove takes a worker out, from every role unless ?worker_type= names one;
+// without a rank, all ranks of the URL.
 // With ?drain=SECONDS it first gets no new work and may finish what it has. It
 // answers 404 if it is not registered, and 409 if another source, such as a
 // flag, would bring it back in one of the roles: then nothing is removed.
@@ -134,22 +145,24 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	label := worker.ID{URL: base, Rank: rank}.Label()
-	for _, role := range roles {
-		others := slices.DeleteFunc(a.Registry.Sources(role, base, rank), func(source string) bool { return source == Source })
+	workers := a.workers(base, rank, roles)
+	for _, wk := range workers {
+		id := wk.ID()
+		others := slices.DeleteFunc(a.Registry.Sources(id.Role, id.URL, id.Rank), func(source string) bool { return source == Source })
 		if len(others) > 0 {
-			failClaimed(w, role, label, &registry.ClaimedError{Sources: others})
+			failClaimed(w, id, &registry.ClaimedError{Sources: others})
 			return
 		}
 	}
-	if !a.await(w, r, base, rank, roles) {
+	if !a.await(w, r, workers) {
 		return
 	}
 	removed := false
-	for _, role := range roles {
-		err := a.Registry.Remove(Source, role, base, rank)
+	for _, wk := range workers {
+		id := wk.ID()
+		err := a.Registry.Remove(Source, id.Role, id.URL, id.Rank)
 		if claimed, ok := errors.AsType[*registry.ClaimedError](err); ok { // since it was looked at
-			failClaimed(w, role, label, claimed)
+			failClaimed(w, id, claimed)
 			return
 		}
 		removed = removed || err == nil
@@ -158,6 +171,7 @@ func (a *API) remove(w http.ResponseWriter, r *http.Request) {
 		failUnknown(w, base, rank)
 		return
 	}
+	label := worker.ID{URL: base, Rank: rank}.Label()
 	Reply(w, http.StatusOK, map[string]any{"success": true, "message": "worker " + label + " removed"})
 }
 
@@ -186,8 +200,12 @@ func failUnknown(w http.ResponseWriter, base string, rank worker.Rank) {
 	Fail(w, http.StatusNotFound, "WORKER_NOT_FOUND", "worker "+label+" is not registered")
 }
 
-func failClaimed(w http.ResponseWriter, role worker.Role, label string, claimed *registry.ClaimedError) {
-	Fail(w, http.StatusConflict, "WORKER_CLAIMED", fmt.Sprintf("%v worker %s is %v and would come back", role, label, claimed))
+func failClaimed(w http.ResponseWriter, id worker.ID, claimed *registry.ClaimedError) {
+	Fail(w, http.StatusConflict, "WORKER_CLAIMED", claimedMessage(id, claimed))
+}
+
+func claimedMessage(id worker.ID, claimed *registry.ClaimedError) string {
+	return fmt.Sprintf("%v worker %s is %v and would come back", id.Role, id.Label(), claimed)
 }
 
 // Target reads the worker that the path of a request names in its last

@@ -85,7 +85,7 @@ func (a *API) workers(base string, rank worker.Rank, roles []worker.Role) []*wor
 // have no work left, or the seconds are over. It reports whether the request
 // goes on: not if it is wrong, or if the client has left; then the workers stay
 // drained and registered.
-func (a *API) await(w http.ResponseWriter, r *http.Request, base string, rank worker.Rank, roles []worker.Role) bool {
+func (a *API) await(w http.ResponseWriter, r *http.Request, workers []*worker.Worker) bool {
 	text := r.URL.Query().Get("drain")
 	if text == "" {
 		return true
@@ -95,7 +95,6 @@ func (a *API) await(w http.ResponseWriter, r *http.Request, base string, rank wo
 		Fail(w, http.StatusBadRequest, "INVALID_DRAIN", "drain must be a number of seconds between 0 and 86400")
 		return false
 	}
-	workers := a.workers(base, rank, roles)
 	for _, wk := range workers {
 		wk.Block(worker.Draining)
 	}

@@ -28,12 +28,20 @@ func (a *API) addURL(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	label := reg.ID.Label()
-	if len(a.Registry.Sources(worker.Regular, reg.ID.URL, reg.ID.Rank)) > 0 {
-		text(w, http.StatusBadRequest, fmt.Sprintf("Worker %s already exists", label))
-		return
+	added := false
+	for _, rank := range discovery.Ranks(reg.ID.Rank, a.Ranks) {
+		reg.ID.Rank = rank
+		if len(a.Registry.Sources(worker.Regular, reg.ID.URL, rank)) > 0 {
+			continue
+		}
+		if _, _, err := a.Registry.Register(Source, reg, 0); err != nil {
+			text(w, http.StatusConflict, err.Error())
+			return
+		}
+		added = true
 	}
-	if _, _, err := a.Registry.Register(Source, reg, 0); err != nil {
-		text(w, http.StatusConflict, err.Error())
+	if !added {
+		text(w, http.StatusBadRequest, fmt.Sprintf("Worker %s already exists", label))
 		return
 	}
 	text(w, http.StatusOK, "Successfully added worker: "+label)
@@ -52,7 +60,7 @@ func (a *API) removeURL(w http.ResponseWriter, r *http.Request) {
 		id := wk.ID()
 		err := a.Registry.Remove(Source, id.Role, id.URL, id.Rank)
 		if claimed, ok := errors.AsType[*registry.ClaimedError](err); ok {
-			text(w, http.StatusConflict, fmt.Sprintf("%v worker %s is %v and would come back", id.Role, id.Label(), claimed))
+			text(w, http.StatusConflict, claimedMessage(id, claimed))
 			return
 		}
 	}

@@ -1,8 +1,10 @@
 package api_test
 
 import (
+	"net/http"
 	"testing"
 
+	"github.com/baton-llm/baton/internal/discovery/api"
 	"github.com/baton-llm/baton/internal/worker"
 )
 
@@ -36,4 +38,25 @@ func TestVLLMRouterRoutes(t *testing.T) {
 	if status, _ := d.do("GET", "/add_worker?url=http://c:8000", ""); status != 405 {
 		t.Errorf("GET /add_worker answered %d", status)
 	}
+}
+
+// TestRanks: an engine named without a rank stands for all of its ranks when they
+// are added and when they are removed.
+func TestRanks(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.mux = http.NewServeMux()
+	(&api.API{Registry: d.reg, Pools: d.pools, Dialect: "nixl", Ranks: 2}).Mount(d.mux)
+	d.want(200, `{"message":"2 ranks of http://a:8000 registered","success":true,"worker":{"generation":1,"url":"http://a:8000@0","worker_type":"regular"},`+
+		`"workers":[{"generation":1,"url":"http://a:8000@0","worker_type":"regular"},{"generation":2,"url":"http://a:8000@1","worker_type":"regular"}]}`)(
+		d.add(`{"url":"http://a:8000"}`))
+	d.want(200, `{"message":"worker http://b:8000@1 added","success":true,"worker":{"generation":1,"url":"http://b:8000@1","worker_type":"decode"}}`)(
+		d.add(`{"url":"http://b:8000@1","worker_type":"decode"}`))
+	d.wantRegistered("decode http://b:8000@1", "regular http://a:8000@0", "regular http://a:8000@1")
+	d.want(400, "Worker http://a:8000 already exists")(d.do("POST", "/add_worker?url=http://a:8000", ""))
+	d.want(200, `{"message":"worker http://a:8000@1 removed","success":true}`)(d.do("DELETE", "/workers/http:%2F%2Fa:8000@1", ""))
+	d.want(200, "Successfully added worker: http://a:8000")(d.do("POST", "/add_worker?url=http://a:8000", ""))
+	d.wantRegistered("decode http://b:8000@1", "regular http://a:8000@0", "regular http://a:8000@1")
+	d.want(200, `{"message":"worker http://a:8000 removed","success":true}`)(d.do("DELETE", "/workers/http:%2F%2Fa:8000", ""))
+	d.wantRegistered("decode http://b:8000@1")
 }

@@ -17,6 +17,7 @@ const Source = "static"
 type Config struct {
 	Regular, Prefill, Decode []string
 	Dialect                  string // of prefill and decode workers
+	Ranks                    int    // data-parallel ranks of an engine named without one; 0 or 1: none
 }
 
 // Register announces all workers. It announces none if any URL is wrong or
@@ -38,16 +39,18 @@ func Register(cfg Config, reg *registry.Registry) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", list.flag, err)
 			}
-			id := worker.ID{Role: list.role, URL: base, Rank: rank}
-			if first, ok := seen[id]; ok {
-				return fmt.Errorf("%s: %q and %q are the same worker", list.flag, first, raw)
+			for _, rank := range discovery.Ranks(rank, cfg.Ranks) {
+				id := worker.ID{Role: list.role, URL: base, Rank: rank}
+				if first, ok := seen[id]; ok {
+					return fmt.Errorf("%s: %q and %q are the same worker", list.flag, first, raw)
+				}
+				seen[id] = raw
+				r := worker.Registration{ID: id}
+				if list.role != worker.Regular {
+					r.Endpoint.Dialect = cfg.Dialect
+				}
+				all = append(all, r)
 			}
-			seen[id] = raw
-			r := worker.Registration{ID: id}
-			if list.role != worker.Regular {
-				r.Endpoint.Dialect = cfg.Dialect
-			}
-			all = append(all, r)
 		}
 	}
 	for _, r := range all {

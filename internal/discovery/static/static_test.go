@@ -51,6 +51,31 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+// TestRanks is --intra-node-data-parallel-size: an engine named without a rank
+// stands for all of its ranks.
+func TestRanks(t *testing.T) {
+	t.Parallel()
+	reg := registry.New()
+	cfg := static.Config{Regular: []string{"http://a:8000", "http://b:8000@5"}, Decode: []string{"http://a:8000"}, Dialect: "nixl", Ranks: 2}
+	if err := static.Register(cfg, reg); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"regular http://a:8000@0 dialect= [static]",
+		"regular http://a:8000@1 dialect= [static]",
+		"regular http://b:8000@5 dialect= [static]",
+		"decode http://a:8000@0 dialect=nixl [static]",
+		"decode http://a:8000@1 dialect=nixl [static]",
+	}
+	if got := registered(reg); !slices.Equal(got, want) {
+		t.Errorf("registered\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	cfg.Regular = []string{"http://a:8000", "http://a:8000@1"}
+	if err := static.Register(cfg, registry.New()); err == nil || !strings.Contains(err.Error(), "http://a:8000@1") {
+		t.Errorf("a rank named besides its engine: %v", err)
+	}
+}
+
 func TestRegisterNothing(t *testing.T) {
 	t.Parallel()
 	reg := registry.New()
