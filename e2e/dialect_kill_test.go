@@ -92,14 +92,14 @@ var pairKillings = []pairKilling{
 			return append(orElse(spare, connectFailed), decodeFailed)
 		},
 	},
-	// A stream has its head by then.
+	// A stream has its head by then, another answer has not.
 	{
 		name: "decode_before_token", role: decode, atRole: decode, point: "first",
 		want: func(_ *dialect, q question, _ bool) []ending {
 			if q.stream {
 				return oneOf(brokenStream)
 			}
-			return oneOf(brokenBody)
+			return oneOf(decodeFailed)
 		},
 	},
 	{

@@ -212,13 +212,19 @@ func (o *output) tail() string {
 	return string(o.kept)
 }
 
+// givenPorts are the ports that freePort has returned: none is returned twice.
+var givenPorts sync.Map
+
 // freePort returns a port on loopback that nobody listens on. It is below the
 // range from which the kernel gives ports to connections, so that one that was
 // used stays free for a restart.
 func freePort(t testing.TB) string {
 	t.Helper()
-	for range 100 {
+	for range 1000 {
 		port := strconv.Itoa(20000 + rand.IntN(12000))
+		if _, again := givenPorts.LoadOrStore(port, true); again {
+			continue // the process it was for may be about to start again
+		}
 		l, err := net.Listen("tcp", "127.0.0.1:"+port)
 		if err == nil {
 			_ = l.Close() // it was only to see

@@ -79,7 +79,7 @@ func benchRequest(b *testing.B, plan string, workers int, name string) {
 	route := openai.FindRoute("/v1/chat/completions", nil)
 	filler := strings.Repeat("all work and no play ", 100)
 	body := func(i int) []byte {
-		return []byte(fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"%08d %s"}],"max_tokens":16}`, i/2, filler))
+		return fmt.Appendf(nil, `{"model":"m","messages":[{"role":"user","content":"%08d %s"}],"max_tokens":16}`, i/2, filler)
 	}
 	bodies := make([][]byte, 1<<12)
 	for i := range bodies {

@@ -120,7 +120,7 @@ func (c *both) follow() error {
 				c.endDecode(head)
 				return c.prefillFailure(res)
 			}
-			if head && !r.started {
+			if head && !r.started && !c.decode.answer.Fields.InOnePiece() {
 				if err := r.begin(c.decode.answer); err != nil {
 					c.endDecode(true)
 					return err
@@ -130,7 +130,7 @@ func (c *both) follow() error {
 			switch {
 			case ev.head && c.decode.answer.Status < 300:
 				head = true
-				if prefillDone != nil {
+				if prefillDone != nil || c.decode.answer.Fields.InOnePiece() {
 					continue
 				}
 				if err := r.begin(c.decode.answer); err != nil {

@@ -40,7 +40,7 @@ import (
 //
 //	worker ROLE HOST [group=] [dialect=] [zmq=] [mode=] [ttl=D]  register, and listen unless it does
 //	withdraw|renew|block|unblock ROLE HOST [REASON]
-//	script HOST [status=N] [handoff=none|abort|junk] [chunks=N] [cut=N] [plain]   how its worker answers
+//	script HOST [status=N] [handoff=none|abort|junk] [chunks=N] [cut=N] [plain] [sized]   how its worker answers
 //	kill|refuse|restore|blackhole HOST
 //	request NAME [route=R] [plain] [whole] [model=M] [times=N]
 //	leave NAME                            the client goes
@@ -88,6 +88,7 @@ type script struct {
 	chunks  int
 	cut     int  // parts after which the connection breaks; -1: never
 	plain   bool // not streamed
+	sized   bool // neither, and its length is known
 }
 
 // newStage returns the stage of a script. Only the breaker's own script has a
@@ -376,7 +377,8 @@ func (s *stage) change(cmd string, words []string) error {
 }
 
 func (s *stage) script(words []string, opts map[string]string) {
-	sc := &script{status: http.StatusOK, chunks: 2, cut: -1, handoff: opts["handoff"], plain: slices.Contains(words, "plain")}
+	sc := &script{status: http.StatusOK, chunks: 2, cut: -1, handoff: opts["handoff"], plain: slices.Contains(words, "plain"), sized: slices.Contains(words, "sized")}
+	sc.plain = sc.plain || sc.sized
 	for name, field := range map[string]*int{"status": &sc.status, "chunks": &sc.chunks, "cut": &sc.cut} {
 		if v, ok := opts[name]; ok {
 			*field = number(v)
@@ -461,6 +463,9 @@ func (s *stage) stream(w http.ResponseWriter, r *http.Request, name string, sc s
 	rc := http.NewResponseController(w)
 	if !sc.plain {
 		w.Header().Set("Content-Type", "text/event-stream")
+	}
+	if sc.sized {
+		w.Header().Set("Content-Length", strconv.Itoa(sc.chunks)) // a digit each
 	}
 	_ = rc.Flush()
 	s.ReachAs(name, "headers")
