@@ -13,6 +13,13 @@ import (
 // with the field that says so.
 var controls = map[string]string{"/is_sleeping": "is_sleeping", "/is_paused": "is_paused"}
 
+// sleepSource is the source that is an engine's own metric.
+const sleepSource = "sleep state"
+
+// empties are the sources that tell of an engine that gives its KV cache up. One
+// that is paused or scaled keeps it, or is another process afterwards.
+var empties = map[string]bool{sleepSource: true, "/is_sleeping": true}
+
 // checkControl asks one of them, unless the server is known not to have it.
 func (c *Checker) checkControl(ctx context.Context, b *base, path, field string) {
 	c.mu.Lock()
@@ -45,6 +52,11 @@ func (c *Checker) setAsleep(b *base, source string, asleep bool) {
 		return
 	}
 	before := b.gauge.sleeps()
+	if asleep && empties[source] && !b.gauge.asleep[source] {
+		for w := range b.workers {
+			w.EmptyCache()
+		}
+	}
 	if asleep {
 		if b.gauge.asleep == nil {
 			b.gauge.asleep = make(map[string]bool)

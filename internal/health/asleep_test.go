@@ -55,11 +55,18 @@ func TestAsleep(t *testing.T) {
 				workers := []*worker.Worker{s.add(worker.Regular, host, 0), s.add(worker.Decode, host, worker.AtRank(1))}
 				synctest.Wait()
 				held := s.lease(workers[0], 3)
+				emptied := uint32(0)
 				for range 3 {
 					tt.say(e, p, true)
 					s.sleep(tt.took)
+					if tt.name == "sleep state" || tt.name == "is_sleeping" {
+						emptied++ // the others keep their cache
+					}
 					for _, w := range workers {
 						s.wantState(w, "asleep")
+						if got := w.Emptied(); got != emptied {
+							t.Errorf("%v was emptied %d times, want %d", w.ID(), got, emptied)
+						}
 					}
 					s.sleep(5 * time.Minute)
 					joined := s.add(worker.Prefill, host, 0)

@@ -218,7 +218,7 @@ func (c *Checker) takeScrape(b *base, s scrape) (renew []worker.ID) {
 		st.measured = true
 		setEngine(w, s.figures.of(w.ID().Rank), g.at, s.ownAt(w.ID().Rank))
 	}
-	c.setAsleep(b, "sleep state", s.figures.of(0).asleep)
+	c.setAsleep(b, sleepSource, s.figures.of(0).asleep)
 	return renew
 }
 
@@ -315,7 +315,7 @@ func (c *Checker) expire(b *base) {
 		w.SetForeign(0)
 		w.Unblock(worker.Full)
 	}
-	c.setAsleep(b, "sleep state", false)
+	c.setAsleep(b, sleepSource, false)
 	if b.fit() {
 		c.unread(b)
 	}

@@ -14,17 +14,24 @@ import (
 type affinity struct {
 	memory, quota int64
 	index         atomic.Pointer[prefix.Index] // stored under pool.mu
-	seats         atomic.Pointer[seats]        // stored under pool.mu
 	lookups       sync.Pool
+
+	mu    sync.Mutex            // held to change seats; locked after pool.mu
+	seats atomic.Pointer[seats] // stored under mu
 }
 
 // seat is a worker as an owner in the index.
 type seat struct {
-	w     *worker.Worker
-	owner prefix.Owner
-	quota atomic.Int64 // set last; 0: the index's own default
-	given recent       // uncached prompt tokens, for least_wait
+	w       *worker.Worker
+	owner   prefix.Owner
+	emptied uint32       // [worker.Worker.Emptied] when it was taken
+	quota   atomic.Int64 // set last; 0: the index's own default
+	given   recent       // uncached prompt tokens, for least_wait
 }
+
+// current reports whether the worker still has in its cache what the index knows
+// of the seat, as far as its engine tells.
+func (s *seat) current() bool { return s.emptied == s.w.Emptied() }
 
 // seats are the workers by their slots. It is immutable.
 type seats struct {
@@ -49,11 +56,19 @@ func (a *affinity) WorkerAdded(w *worker.Worker) {
 		x = prefix.New(prefix.Config{MaxBytes: a.memory, DefaultQuota: a.quota})
 		a.index.Store(x)
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sit(x, w)
+}
+
+// sit gives the worker a seat, if the index has a slot. Called with mu held.
+func (a *affinity) sit(x *prefix.Index, w *worker.Worker) {
+	emptied := w.Emptied()
 	owner, err := x.Join()
 	if err != nil {
 		return
 	}
-	s := &seat{w: w, owner: owner}
+	s := &seat{w: w, owner: owner, emptied: emptied}
 	old := a.seats.Load()
 	a.seats.Store(&seats{
 		byOwner:  replaced(old.byOwner, owner.Slot(), s),
@@ -61,8 +76,8 @@ func (a *affinity) WorkerAdded(w *worker.Worker) {
 	})
 }
 
-// WorkerRemoved implements [worker.Observer].
-func (a *affinity) WorkerRemoved(w *worker.Worker) {
+// rise takes the worker's seat away, if it has one. Called with mu held.
+func (a *affinity) rise(w *worker.Worker) {
 	s := a.seat(w)
 	if s == nil {
 		return
@@ -73,6 +88,29 @@ func (a *affinity) WorkerRemoved(w *worker.Worker) {
 		byOwner:  replaced(old.byOwner, s.owner.Slot(), nil),
 		byWorker: replaced(old.byWorker, w.Slot(), nil),
 	})
+}
+
+// newSeat returns the worker's seat, another one if its engine has lost its cache
+// since it took it; nil if it has none.
+func (a *affinity) newSeat(w *worker.Worker) *seat {
+	if s := a.seat(w); s == nil || s.current() {
+		return s
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.seat(w); s == nil || s.current() {
+		return s
+	}
+	a.rise(w)
+	a.sit(a.index.Load(), w)
+	return a.seat(w)
+}
+
+// WorkerRemoved implements [worker.Observer].
+func (a *affinity) WorkerRemoved(w *worker.Worker) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.rise(w)
 }
 
 // IndexStats returns the figures of the prefix index, zero before the role has
@@ -155,6 +193,9 @@ func (l *lookup) match(x *prefix.Index, r *Request) *lookup {
 		if at >= len(owners) || owners[at] == nil || owners[at].owner != row.Owner {
 			continue // it has left since, or has just come
 		}
+		if !owners[at].current() {
+			continue
+		}
 		w := owners[at].w
 		for len(l.matched) <= w.Slot() {
 			l.matched = append(l.matched, match{})
@@ -200,7 +241,7 @@ func (l *lookup) keep(w *worker.Worker) (undo func()) {
 	if l == nil {
 		return nil
 	}
-	s := l.a.seat(w)
+	s := l.a.newSeat(w)
 	if s == nil {
 		return nil
 	}

@@ -98,6 +98,7 @@ func text(pattern string) string {
 //	block|unblock NAME            be down for a while
 //	foreign NAME N                that many requests from elsewhere
 //	engine NAME tokens=N          KV cache of N tokens
+//	empty NAME                    its engine loses what is in it
 //	pick R [prompt=PATTERN] [tokens=N] [session=S] [text=T] [model=M] [except=NAME] [lost]
 //	computed|release|undo R...    prompt phase over; lease over; affinity taken back
 //	burst N tokens=T [session]    distinct prompts, or new sessions, released at the end
@@ -149,7 +150,7 @@ func (s *stage) do(d *datadriven.TestData, out *strings.Builder) error {
 	switch d.Cmd {
 	case "policy":
 		return s.make(words[0], opts)
-	case "worker", "withdraw", "renew", "block", "unblock", "foreign", "engine":
+	case "worker", "withdraw", "renew", "block", "unblock", "foreign", "engine", "empty":
 		return s.change(d.Cmd, words, opts)
 	case "pick":
 		p, err := s.pick(words, opts)
@@ -239,6 +240,8 @@ func (s *stage) change(cmd string, words []string, opts map[string]string) error
 		w.Block(worker.Down)
 	case "unblock":
 		w.Unblock(worker.Down)
+	case "empty":
+		w.EmptyCache()
 	case "foreign":
 		w.SetForeign(int64(number(words[1])))
 	case "engine":

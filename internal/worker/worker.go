@@ -20,6 +20,7 @@ type Worker struct {
 	engine atomic.Pointer[Engine] // stored by health
 	// foreign is the load that others put on the engine, stored by health.
 	foreign atomic.Int64
+	emptied atomic.Uint32 // how often the engine has lost its KV cache, counted by health
 	block   atomic.Uint32 // each bit by its owner
 
 	departed atomic.Bool // set once by Pool.Reconcile under Pool.mu
@@ -102,6 +103,14 @@ func (w *Worker) Departed() bool { return w.departed.Load() }
 // SetModels says which models the worker serves; nil means any. Only the owner
 // of the worker's health calls it.
 func (w *Worker) SetModels(m *Models) { w.models.Store(m) }
+
+// EmptyCache says that the engine has lost what was in its KV cache, as one does
+// that was put to sleep. Only the owner of the worker's health calls it.
+func (w *Worker) EmptyCache() { w.emptied.Add(1) }
+
+// Emptied returns how often [Worker.EmptyCache] was called. What was known of the
+// cache at another number is not true any more.
+func (w *Worker) Emptied() uint32 { return w.emptied.Load() }
 
 // Models returns what [Worker.SetModels] stored last. The result is immutable.
 func (w *Worker) Models() *Models { return w.models.Load() }
