@@ -212,6 +212,11 @@ func TestMatchedShare(t *testing.T) {
 	if k, m := value(key)-first, value(matched); k <= first || m < .9*first || m > first {
 		t.Errorf("of a prompt that extends %v bytes: %v of %v matched", first, m, k)
 	}
+	for _, w := range []string{prefill, decode} { // the same requests as vllm-router tells of them
+		if n := value(`vllm_router_cb_outcomes_total{outcome="success",worker="` + w + `"}`); n != asked {
+			t.Errorf("%v good legs on %s, want %v", n, w, asked)
+		}
+	}
 	if k := value(`baton_prefix_key_bytes_total{role="decode"}`); k != 0 {
 		t.Errorf("%v bytes looked up for decode", k)
 	}

@@ -27,6 +27,7 @@ func (a *Admin) Mount(mux api.Mux) {
 	mux.HandleFunc("GET /workers", a.list)
 	mux.HandleFunc("GET /workers/{worker...}", a.one)
 	mux.HandleFunc("GET /list_workers", a.urls)
+	mux.HandleFunc("GET /get_loads", a.loads)
 }
 
 // view is one worker as GET /workers shows it. The first fields are those of
@@ -134,4 +135,20 @@ func (a *Admin) urls(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	api.Reply(w, http.StatusOK, map[string]any{"urls": urls})
+}
+
+// loads answers with the load of each worker, as vllm-router does: leases, and
+// what others have put on the engine as far as its metrics tell.
+func (a *Admin) loads(w http.ResponseWriter, _ *http.Request) {
+	type load struct {
+		Worker string `json:"worker"`
+		Load   int64  `json:"load"`
+	}
+	loads := []load{}
+	for _, role := range worker.Roles() {
+		for _, wk := range a.Pools[role].Snapshot().Workers {
+			loads = append(loads, load{wk.Label(), wk.Load() + wk.Foreign()})
+		}
+	}
+	api.Reply(w, http.StatusOK, map[string]any{"workers": loads})
 }

@@ -296,6 +296,25 @@ func TestWorkers(t *testing.T) {
     "http://d:8000"
   ]
 }`)
+	third := f.pick(worker.Prefill, worker.Acquire, worker.Work{}).Lease
+	defer third.Release()
+	third.Worker().SetForeign(2)
+	f.want("/get_loads", 200, `{
+  "workers": [
+    {
+      "worker": "http://r:8000@3",
+      "load": 0
+    },
+    {
+      "worker": "http://p:8000",
+      "load": 3
+    },
+    {
+      "worker": "http://d:8000",
+      "load": 0
+    }
+  ]
+}`)
 }
 
 // TestOneWorker: a URL names its workers in all roles and at all ranks.

@@ -62,7 +62,8 @@ type vllmRouterWorker struct {
 	load   int64
 	picked map[string]uint64 // by policy
 	state  breaker.State
-	stats  breaker.Stats
+	moves  breaker.Moves
+	legs   [dispatch.NumLegEnds]uint64
 	byRole [worker.NumRoles]struct {
 		present                bool
 		picked, failed, broken uint64
@@ -102,17 +103,18 @@ func (c VLLMRouter) Collect(ch chan<- prometheus.Metric) {
 
 func (c VLLMRouter) add(v *vllmRouterWorker, w *worker.Worker) {
 	role := w.ID().Role
-	stats, legs := c.Breaker.Stats(w), c.Dispatcher.Legs(w)
+	legs := c.Dispatcher.Legs(w)
 	v.ready = v.ready || w.Blocked().Ready()
 	v.load += w.Load()
 	v.picked[c.Policies[role].Name()] += w.Picked()
 	v.state = max(v.state, c.Breaker.State(w))
-	v.stats.Good += stats.Good
-	v.stats.Bad += stats.Bad
-	for from := range stats.Moves {
-		for to, n := range stats.Moves[from] {
-			v.stats.Moves[from][to] += n
+	for from, row := range c.Breaker.Moves(w) {
+		for to, n := range row {
+			v.moves[from][to] += n
 		}
+	}
+	for end, n := range legs {
+		v.legs[end] += n
 	}
 	of := &v.byRole[role]
 	of.present = true
@@ -142,10 +144,10 @@ func (v *vllmRouterWorker) collect(ch chan<- prometheus.Metric, label string) {
 		picked += n
 	}
 	counter(processedDesc, picked, label)
-	counter(breakerOutcomesDesc, v.stats.Good, label, "success")
-	counter(breakerOutcomesDesc, v.stats.Bad, label, "failure")
-	for from := range v.stats.Moves {
-		for to, n := range v.stats.Moves[from] {
+	counter(breakerOutcomesDesc, v.legs[dispatch.LegOK]+v.legs[dispatch.LegRefused], label, "success")
+	counter(breakerOutcomesDesc, v.legs[dispatch.LegFailed]+v.legs[dispatch.LegBroken], label, "failure")
+	for from, row := range v.moves {
+		for to, n := range row {
 			if n > 0 {
 				counter(breakerMovesDesc, n, label, breaker.State(from).String(), breaker.State(to).String())
 			}

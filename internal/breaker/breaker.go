@@ -63,18 +63,15 @@ type machine struct {
 	state State
 	count int // failures in a row when closed, good trials in a row when half-open
 	timer *time.Timer
-	stats Stats
+	moves Moves
 }
 
-// Stats are the figures of one worker's lifetime.
-type Stats struct {
-	Good, Bad uint64       // results
-	Moves     [3][3]uint64 // changes of state, by the state before and after
-}
+// Moves count the changes of a worker's state, by the state before and after.
+type Moves [3][3]uint64
 
 // move changes the state. Called with mu held.
 func (m *machine) move(to State) {
-	m.stats.Moves[m.state][to]++
+	m.moves[m.state][to]++
 	m.state, m.count = to, 0
 }
 
@@ -115,14 +112,14 @@ func (b *Breaker) State(w *worker.Worker) State {
 	return Closed
 }
 
-// Stats returns a worker's figures, zero once it has left.
-func (b *Breaker) Stats(w *worker.Worker) Stats {
+// Moves returns how a worker's state has changed, zero once it has left.
+func (b *Breaker) Moves(w *worker.Worker) Moves {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if m := b.machines[w]; m != nil {
-		return m.stats
+		return m.moves
 	}
-	return Stats{}
+	return Moves{}
 }
 
 // Begin says that a leg to the worker is about to be sent. In half-open it is
@@ -170,13 +167,6 @@ func (b *Breaker) End(w *worker.Worker, r Result) {
 func (b *Breaker) end(w *worker.Worker, m *machine, r Result) {
 	if m.state == HalfOpen {
 		defer w.Unblock(worker.Trial)
-	}
-	switch r {
-	case Good:
-		m.stats.Good++
-	case Bad:
-		m.stats.Bad++
-	case Unknown:
 	}
 	switch {
 	case r == Unknown:

@@ -15,7 +15,6 @@ import (
 func (a *API) mountVLLMRouter(mux Mux) {
 	mux.HandleFunc("POST /add_worker", a.addURL)
 	mux.HandleFunc("POST /remove_worker", a.removeURL)
-	mux.HandleFunc("GET /get_loads", a.loads)
 }
 
 // addURL adds the regular worker ?url=. It answers 200, or 400 if the URL is
@@ -65,22 +64,6 @@ func (a *API) removeURL(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	text(w, http.StatusOK, "Successfully removed worker: "+worker.ID{URL: base, Rank: rank}.Label())
-}
-
-// loads answers with the load of each worker: the router's own leases, and what
-// others have put on the engine as far as its metrics tell.
-func (a *API) loads(w http.ResponseWriter, _ *http.Request) {
-	type load struct {
-		Worker string `json:"worker"`
-		Load   int64  `json:"load"`
-	}
-	loads := []load{}
-	for _, role := range worker.Roles() {
-		for _, wk := range a.Pools[role].Snapshot().Workers {
-			loads = append(loads, load{wk.Label(), wk.Load() + wk.Foreign()})
-		}
-	}
-	Reply(w, http.StatusOK, map[string]any{"workers": loads})
 }
 
 func text(w http.ResponseWriter, status int, s string) {
