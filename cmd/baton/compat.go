@@ -27,10 +27,10 @@ func runVLLMRouter(ctx context.Context, args []string, stdout, stderr io.Writer)
 	return serve(ctx, vllmRouter, args, stdout, stderr)
 }
 
-// foreignFlag is a flag of vllm-router that changes nothing here. With a value
+// inertFlag is a flag of vllm-router that changes nothing here. With a value
 // whose absence would surprise, such as one that asks for protection, the router
 // does not start.
-type foreignFlag struct {
+type inertFlag struct {
 	name, kind string // kind: bool, uint, float, string or list
 	def        string // value that says nothing
 	why        string
@@ -40,7 +40,7 @@ type foreignFlag struct {
 // noKVEvents is why the flags of vllm-router's kv_aware policy have no effect.
 const noKVEvents = "KV events are not read yet; the router goes by which prompts it sent where"
 
-var foreignFlags = []foreignFlag{
+var inertFlags = []inertFlag{
 	{name: "eviction-interval", kind: "uint", def: "120", why: "the prefix index makes room as it goes"},
 	{name: "eviction-interval-secs", kind: "uint", def: "120", why: "the prefix index makes room as it goes"},
 	{name: "worker-startup-timeout-secs", kind: "uint", def: "600", why: "workers may come up at any time"},
@@ -92,12 +92,12 @@ var foreignFlags = []foreignFlag{
 	{name: "mini-lb", kind: "bool", def: "false", refused: true, why: "there is no debug balancer"},
 }
 
-// registerForeign adds the flags that change nothing, hidden from the help text:
+// registerInert adds the flags that change nothing, hidden from the help text:
 // docs/migrating.md lists them.
-func registerForeign(flags *pflag.FlagSet) {
-	for i := range foreignFlags {
-		f := &foreignFlags[i]
-		added := flags.VarPF(&foreignValue{flag: f, text: f.def}, f.name, "", "of vllm-router: "+f.why)
+func registerInert(flags *pflag.FlagSet) {
+	for i := range inertFlags {
+		f := &inertFlags[i]
+		added := flags.VarPF(&inertValue{flag: f, text: f.def}, f.name, "", "of vllm-router: "+f.why)
 		added.Hidden = true
 		if f.kind == "bool" {
 			added.NoOptDefVal = "true"
@@ -108,7 +108,7 @@ func registerForeign(flags *pflag.FlagSet) {
 // without returns the flags given that have no effect, sorted.
 func without(flags *pflag.FlagSet) (names []string) {
 	flags.Visit(func(f *pflag.Flag) {
-		if v, ok := f.Value.(*foreignValue); ok && v.text != v.flag.def {
+		if v, ok := f.Value.(*inertValue); ok && v.text != v.flag.def {
 			names = append(names, f.Name)
 		}
 	})
@@ -116,18 +116,18 @@ func without(flags *pflag.FlagSet) (names []string) {
 	return names
 }
 
-// foreignValue checks the value of a foreign flag as vllm-router would.
-type foreignValue struct {
-	flag *foreignFlag
+// inertValue checks the value of an inert flag as vllm-router would.
+type inertValue struct {
+	flag *inertFlag
 	text string
 }
 
-var _ pflag.Value = (*foreignValue)(nil)
+var _ pflag.Value = (*inertValue)(nil)
 
-func (v *foreignValue) String() string { return v.text }
-func (v *foreignValue) Type() string   { return v.flag.kind }
+func (v *inertValue) String() string { return v.text }
+func (v *inertValue) Type() string   { return v.flag.kind }
 
-func (v *foreignValue) Set(s string) error {
+func (v *inertValue) Set(s string) error {
 	same := s == v.flag.def
 	switch v.flag.kind {
 	case "bool":
@@ -163,7 +163,7 @@ func (v *foreignValue) Set(s string) error {
 // lists are the flags that take several values, and whether they may be empty.
 func lists() map[string]bool {
 	all := map[string]bool{"worker-urls": true, "request-id-headers": true, "decode": false}
-	for _, f := range foreignFlags {
+	for _, f := range inertFlags {
 		if f.kind == "list" {
 			all[f.name] = true
 		}
@@ -188,9 +188,9 @@ func policyNamed(flag, name string) (string, error) {
 // checkEnvironment refuses a variable of vllm-router that asks for protection.
 func checkEnvironment() error {
 	const name = "API_KEY_VALIDATION_URLS"
-	i := slices.IndexFunc(foreignFlags, func(f foreignFlag) bool { return f.name == "api-key-validation-urls" })
+	i := slices.IndexFunc(inertFlags, func(f inertFlag) bool { return f.name == "api-key-validation-urls" })
 	if os.Getenv(name) != "" {
-		return fmt.Errorf("%s is set in the environment: not supported: %s", name, foreignFlags[i].why)
+		return fmt.Errorf("%s is set in the environment: not supported: %s", name, inertFlags[i].why)
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ func parseServe(command string, args []string) (*pflag.FlagSet, config, error) {
 	f := newServeFlags(command)
 	flags := pflag.NewFlagSet(command, pflag.ContinueOnError)
 	f.register(flags)
-	registerForeign(flags)
+	registerInert(flags)
 	if rest, err = expandLists(rest, lists()); err != nil {
 		return nil, config{}, err
 	}
@@ -201,7 +201,7 @@ func TestMigratingNamesAllFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range foreignFlags {
+	for _, f := range inertFlags {
 		if !bytes.Contains(page, []byte("`--"+f.name+"`")) {
 			t.Errorf("docs/migrating.md does not name --%s", f.name)
 		}

@@ -141,7 +141,7 @@ func serve(ctx context.Context, name string, args []string, stdout, stderr io.Wr
 	f := newServeFlags(name)
 	flags := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	f.register(flags)
-	registerForeign(flags)
+	registerInert(flags)
 	rest, err = expandLists(rest, lists())
 	if err != nil {
 		return err
