@@ -235,8 +235,6 @@ func (f *figures) of(at worker.Rank) rank {
 		sum.running += r.running
 		sum.waiting += r.waiting
 		sum.cacheTokens += r.cacheTokens
-		sum.hits += r.hits
-		sum.lookups += r.lookups
 		sum.asleep = sum.asleep || r.asleep
 		if r.measured {
 			measured++
@@ -264,7 +262,7 @@ func (s *scrape) ownAt(at worker.Rank) int64 {
 func setEngine(w *worker.Worker, r rank, at time.Time, own int64) {
 	w.SetEngine(&worker.Engine{
 		At: at, Running: whole(r.running), Waiting: whole(r.waiting), KVUsage: r.usage,
-		CacheTokens: whole(r.cacheTokens), PrefixHits: r.hits, PrefixLookup: r.lookups,
+		CacheTokens: whole(r.cacheTokens),
 	})
 	w.SetForeign(max(0, whole(r.running+r.waiting)-own))
 	if r.usage >= fullUsage {

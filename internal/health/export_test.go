@@ -16,9 +16,9 @@ type Exposition struct {
 
 // Rank are the figures of one rank.
 type Rank struct {
-	Running, Waiting, Usage, CacheTokens, Hits, Lookups float64
-	Prompt, Generation, Success                         float64
-	Asleep                                              bool
+	Running, Waiting, Usage, CacheTokens float64
+	Prompt, Generation, Success          float64
+	Asleep                               bool
 }
 
 // ReadExposition reads the text as a scrape does.
@@ -30,7 +30,7 @@ func ReadExposition(r io.Reader) (*Exposition, error) {
 	e := &Exposition{Start: f.start, VLLM: f.vllm, Ranks: make(map[string]Rank), Counters: len(f.counters)}
 	for name, r := range f.ranks {
 		e.Ranks[name] = Rank{
-			Running: r.running, Waiting: r.waiting, Usage: r.usage, CacheTokens: r.cacheTokens, Hits: r.hits, Lookups: r.lookups,
+			Running: r.running, Waiting: r.waiting, Usage: r.usage, CacheTokens: r.cacheTokens,
 			Prompt:     f.counters[counter{name, promptTokens}],
 			Generation: f.counters[counter{name, generationTokens}],
 			Success:    f.counters[counter{name, requestSuccess}],

@@ -23,7 +23,6 @@ type rank struct {
 	running, waiting float64
 	usage            float64
 	cacheTokens      float64
-	hits, lookups    float64
 	measured         bool // there was a usage
 	asleep           bool
 }
@@ -110,8 +109,6 @@ const (
 	promptTokens
 	generationTokens
 	requestSuccess
-	prefixQueries
-	prefixHits
 )
 
 // wanted are the metrics read, vLLM's without their prefix.
@@ -126,8 +123,6 @@ var wanted = map[string]metric{
 	"prompt_tokens_total":        promptTokens,
 	"generation_tokens_total":    generationTokens,
 	"request_success_total":      requestSuccess,
-	"prefix_cache_queries_total": prefixQueries,
-	"prefix_cache_hits_total":    prefixHits,
 }
 
 // line takes in one line without the space around it.
@@ -174,10 +169,6 @@ func (f *figures) set(m metric, labels []byte, value float64) {
 		}
 	case promptTokens, generationTokens, requestSuccess:
 		f.counters[counter{string(engine), m}] += value
-	case prefixQueries:
-		r.lookups += value
-	case prefixHits:
-		r.hits += value
 	case startTime: // is none of vLLM's
 	}
 }

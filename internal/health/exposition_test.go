@@ -52,7 +52,7 @@ func TestExposition(t *testing.T) {
 				`vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="discard_all"} 0.0`,
 			}, "\n") + "\n",
 			health.Exposition{Start: 1.75e9, VLLM: true, Counters: 3, Ranks: map[string]health.Rank{"0": {
-				Running: 3, Waiting: 2, Usage: 0.25, CacheTokens: 4096, Hits: 40, Lookups: 100, Prompt: 200, Generation: 20, Success: 5,
+				Running: 3, Waiting: 2, Usage: 0.25, CacheTokens: 4096, Prompt: 200, Generation: 20, Success: 5,
 			}}},
 		},
 		{"labels in any order", `vllm:num_requests_running{model_name="m",x="1",engine="3"} 4` + "\n", at("3", health.Rank{Running: 4})},
@@ -212,7 +212,7 @@ func FuzzExposition(f *testing.F) {
 			if len(name) > 16 {
 				t.Errorf("rank %q", name)
 			}
-			for _, v := range []float64{r.Running, r.Waiting, r.Usage, r.CacheTokens, r.Hits, r.Lookups, r.Prompt, r.Generation, r.Success} {
+			for _, v := range []float64{r.Running, r.Waiting, r.Usage, r.CacheTokens, r.Prompt, r.Generation, r.Success} {
 				if v < 0 || math.IsNaN(v) {
 					t.Errorf("rank %q has a figure of %v", name, v)
 				}

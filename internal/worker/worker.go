@@ -184,13 +184,11 @@ func (w *Worker) Compatible(other *Worker) bool {
 // Engine are an engine's own figures at one moment. A zero figure is unknown or
 // zero.
 type Engine struct {
-	At           time.Time // when they were read
-	Running      int64     // requests
-	Waiting      int64     // requests
-	KVUsage      float64   // used share of the KV cache, 0 to 1
-	CacheTokens  int64     // size of the KV cache
-	PrefixHits   float64   // tokens found in the prefix cache, ever
-	PrefixLookup float64   // tokens looked up in it, ever
+	At          time.Time // when they were read
+	Running     int64     // requests
+	Waiting     int64     // requests
+	KVUsage     float64   // used share of the KV cache, 0 to 1
+	CacheTokens int64     // size of the KV cache
 }
 
 // SetEngine stores the engine's figures. Only the owner of the worker's health
